@@ -266,6 +266,11 @@ def _looked_up(eqn: Equation, x: Array, ids: Array) -> Array:
     return jnp.sum(jnp.where(hits, spread, jnp.zeros((), x.dtype)), axis=gone)
 
 
+def _add_at(eqn: Equation, table: Array, updates: Array, ids: Array) -> Array:
+    """Add what `scatter_add` makes of the updates."""
+    return table + _looked_up(attrs.evolve(eqn, operands=eqn.operands[1:]), updates, ids)
+
+
 def _grouped_dot(eqn: Equation, x: Array, y: Array, groups: Array) -> Array:
     """Multiply by the one-hot form of the groups' numbers."""
     group = eqn.attrs["group"]
@@ -326,6 +331,7 @@ STRUCTURE: dict[str, Callable[..., Array]] = {
     "one_hot": _one_hot,
     "gather": _looked_up,
     "scatter_add": _looked_up,
+    "add_at": _add_at,
     "grouped_dot": _grouped_dot,
     "cumsum": _cumsum,
     **dict.fromkeys(("uniform", "normal", "bernoulli"), _drawn),

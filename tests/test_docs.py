@@ -111,6 +111,7 @@ FLOPS = {
     no_flops: "0",
     flops_per_result: "1 per element of the result",
     flops_per_operand: "1 per element of the operand",
+    OPS["add_at"].flops: "1 per element that is added",
     OPS["call"].flops: "`flops` per element of the mapped dimensions",
     OPS["einsum"].flops: "per point of the iteration space, operands − 1, and 1 more if it sums",
     OPS["grouped_dot"].flops: "2 per point of the iteration space, in which each row has one group",

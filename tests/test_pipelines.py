@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import re
+
 import attrs
 import numpy as np
 import pytest
 
+from benchmarks.accuracy import allocated
+from benchmarks.cpu_memory import CPU
 from mtfc.backends.hlo import collectives
 from mtfc.backends.jax import runtime as jax_runtime
 from mtfc.backends.jax.jax_program import JaxProgram
+from mtfc.compiler.cost.effects.memory import memory_on
+from mtfc.compiler.cost.effects.roofline import computation_of
+from mtfc.compiler.cost.hardware import Device, Rate
+from mtfc.compiler.cost.sizes import whole
 from mtfc.compiler.cost.volumes import SentVolume, layout_cost, total
 from mtfc.compiler.ir.core import Equation, Function, walk
-from mtfc.compiler.ir.loops import dim_of
+from mtfc.compiler.ir.loops import dim_of, is_over_ticks
 from mtfc.compiler.ir.ops import has_trait
+from mtfc.compiler.ir.ops.elementwise import numpy_dtype
 from mtfc.compiler.ir.parser import read_program
 from mtfc.compiler.ir.printer import print_program
 from mtfc.driver.loading.selection import LayoutOnMesh
@@ -140,6 +149,13 @@ def all_are_exact(module: Module) -> bool:
 
 def test_every_feature_of_loops_is_exact() -> None:
     assert all_are_exact(load(FEATURES))
+
+
+@pytest.mark.parametrize("chunks", ["", ", layers: 2"])
+def test_pipelines_in_micro_batches_of_a_step_are_exact(chunks: str) -> None:
+    source = FEATURES.replace("  watch share\n", "").replace("batch: 2 }", f"batch: 4{chunks} }}", 1)
+    module = load(source.replace("minimize loss", "minimize loss; accumulate = 2; clip = 1.0"))
+    assert all_are_exact(attrs.evolve(module, layouts=module.layouts[:1]))
 
 
 def from_the_last_layer(function: Function) -> Function:
@@ -336,3 +352,166 @@ model generate(prompt: i32[batch, length], given: i32[batch]) {
 def test_a_pipeline_generates_text() -> None:
     """Each token goes through the stages; keys and values stay on the stage of their layer."""
     assert all_are_exact(load(GENERATION))
+
+
+SUMS = """
+dim layers = 4
+dim batch = 8
+dim d = 4
+mesh grid = [stages: 2]
+layout piped on grid = { layers: stages, pipeline layers: { batch: 8 }, allow W601 }
+model net(x: [batch, d], weight: [batch, d]) {
+  h = x
+  param shared: [d] = zeros()
+  repeat layers {
+    param own: [d] = zeros()
+    h = h + own + shared
+    yield squares = sum(weight * weight -> [d])
+  }
+  loss = mean(h * weight)
+  return loss, squares
+}
+train net {
+  minimize loss
+  optimizer = sgd(learning_rate = 1.0)
+  precision = { params: f32, compute: bf16 }
+}
+"""
+"""The gradient of `own` is the mean of `weight` over the batch, by `d`; no term of it needs rounding."""
+
+
+@pytest.mark.parametrize("batch", [8, 64, 512])
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("", ""),
+        ("8 }", "8, layers: 2 }"),
+        ("layers:", "layers checkpoint:"),
+        ("bf16 }", "bf16, reduce: f32 }"),
+        ("bf16", "f16"),
+        ("minimize", "accumulate = 2\n  minimize"),
+        ("params: f32", "params: bf16"),
+    ],
+    ids=["plain", "interleaved", "checkpoint", "reduce", "f16", "accumulate", "stored in 16 bits"],
+)
+def test_micro_batches_are_added_in_32_bits(change: tuple[str, str], batch: int) -> None:
+    """In 16 bits a sum of 512 terms stops to grow. One rounding of the whole sum is allowed where it is stored in 16 bits."""
+    head, tail = SUMS.split("pipeline ")
+    source = f"{head}pipeline {tail.replace(*change, 1)}"
+    program = lowered(source.replace("batch = 8", f"batch = {batch}").replace("batch: 8", f"batch: {batch}"))
+    step, forward = program.function("step"), program.function("forward")
+    batches = (2, batch) if "accumulate" in source else (batch,)
+    weight = np.random.default_rng(0).integers(1, 9, (*batches, 4)) / 4
+    stored = {a.value.name: a.value.type for a in step.arguments if a.role == "parameter"}
+    arrays = {
+        name: np.zeros([d.size for d in t.dims], numpy_dtype(np, t.dtype)) for name, t in stored.items()
+    }
+    arrays |= {"x": np.zeros_like(weight, np.float32), "weight": weight.astype(np.float32)}
+    found = call(numpy_module(program), step, arrays)
+    rounding = 0 if stored["shared"].dtype == "f32" else 2.0**-8
+    gradient = np.tile(weight.reshape(-1, 4).mean(axis=0) / 4, (4, 1))
+    np.testing.assert_allclose(-found["layers.own"].astype(float), gradient, rtol=rounding)
+    np.testing.assert_allclose(-found["shared"].astype(float), gradient.sum(axis=0), rtol=rounding)
+    if len(batches) == 1:
+        squares = call(numpy_module(program), forward, arrays)["squares"].astype(float)
+        np.testing.assert_allclose(squares, np.tile((weight**2).sum(axis=0), (4, 1)), rtol=2.0**-8)
+
+
+@pytest.mark.parametrize("chunks", ["", ", layers: 2"])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_gradients_of_layers_are_added_in_place(accumulate: int, chunks: str) -> None:
+    """In a tick nothing makes a stack of the layers of a stage, besides additions to the layers that the tick is about."""
+    source = MATRICES.replace("batch: 8 }", f"batch: 8{chunks} }}")
+    program = lowered(source.replace("minimize loss", f"minimize loss; accumulate = {accumulate}"))
+    loops = [each for each in walk(program.function("step").body) if is_over_ticks(each)]
+    body = [each for loop in loops for each in walk(loop.regions[0].body) if not each.regions]
+    stack = 8 * 16 * 16 // 2
+    large = [e for e in body if any(v.type.local_size(program.placed_on) >= stack for v in e.results)]
+    assert [each.op for each in large] == ["add_at"]
+
+
+def test_interleaved_layers_are_sent_once_a_step_with_micro_batches() -> None:
+    source = with_chunks(LOGARITHMS).replace("minimize loss", "minimize loss; accumulate = 4")
+    step = lowered(source).function("step")
+    exchanges = [each for each in walk(step.body) if each.op == "all_to_all"]
+    assert len(exchanges) == 2
+    assert all(each in step.body for each in exchanges)
+
+
+MATRICES = """
+dim layers = 8
+dim batch = 64
+dim d = 16
+dim e = 16
+mesh grid = [stages: 2]
+layout piped on grid = { layers: stages, pipeline layers: { batch: 8 }, allow W601 }
+model net(x: [batch, d]) {
+  h = x
+  repeat layers {
+    param w: [d, e] = normal(stddev = 0.1)
+    h = h + rename(relu(einsum(h, w -> [batch, e])), e -> d)
+  }
+  loss = mean(square(h))
+  return loss
+}
+train net { minimize loss; optimizer = sgd(learning_rate = 0.1) }
+"""
+
+
+def of_sizes(source: str, **sizes: int) -> str:
+    """Return a source with other sizes of dimensions and of the mesh axis."""
+    for name, size in sizes.items():
+        source = re.sub(rf"(dim {name} =|{name}:) \d+", rf"\1 {size}", source)
+    return source
+
+
+@pytest.mark.parametrize("number", [4, 8, 32])
+@pytest.mark.parametrize("chunks", [1, 2, 4])
+def test_the_bubble_takes_as_long_as_its_formula_says(chunks: int, number: int) -> None:
+    """Stages are idle for (stages - 1) / (micro-batches * chunks) of the time without a bubble, and at most 5 % of this more."""
+    device = Device(flops={"f32": Rate.constant(1e12)}, memory=1e12, bandwidth=Rate.constant(1e16))
+    sizes = {"batch": 131072, "d": 2048, "e": 2048}
+    piped = of_sizes(MATRICES, **sizes, layers=16, stages=4).replace(
+        "{ batch: 131072 }", f"{{ batch: {number} }}"
+    )
+    if chunks > 1:
+        piped = piped.replace(f"{{ batch: {number} }}", f"{{ batch: {number}, layers: {chunks} }}")
+    alone = of_sizes(MATRICES, **sizes, layers=4, stages=1).replace(
+        "pipeline layers: { batch: 131072 }, ", ""
+    )
+    taken, ideal = (
+        computation_of(each.function("step"), each.placed_on, device) for each in map(lowered, (piped, alone))
+    )
+    assert taken / ideal - 1 == pytest.approx(3 / (number * chunks), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("", ""),
+        ("layers:", "layers checkpoint:"),
+        ("8 }", "8, layers: 2 }"),
+        ("minimize", "accumulate = 4; minimize"),
+    ],
+    ids=["plain", "checkpoint", "interleaved", "micro-batches"],
+)
+def test_memory_is_what_xla_allocates(change: tuple[str, str]) -> None:
+    head, tail = (
+        of_sizes(MATRICES, d=64, e=64, stages=4, layers=32)
+        .replace("batch = 64", "batch = 1024")
+        .split("pipeline ")
+    )
+    program = lowered(f"{head}pipeline {tail.replace(*change, 1)}")
+    predicted = whole(memory_on(program.function("step"), program.placed_on, CPU).total)
+    allocated_bytes = allocated(jax_runtime.lowered(program, "step").compile())
+    assert predicted == pytest.approx(allocated_bytes, rel=0.1)
+
+
+def test_sums_of_stored_gradients_are_not_gathered() -> None:
+    """Each of the 4 micro-batches gathers a parameter, and scatters its gradient."""
+    source = MATRICES.replace("[stages: 2]", "[stages: 2, data: 2]").replace(
+        "minimize", "accumulate = 4; minimize"
+    )
+    program = lowered(source.replace("pipeline layers", "batch: data, params: { *: data }, pipeline layers"))
+    sent = total(layout_cost(program).step).collectives
+    assert (sent["all_gather"].count, sent["reduce_scatter"].count) == (4, 4)

@@ -246,6 +246,10 @@ CASES = {
     "scatter_add bf16": attrs.evolve(
         one("scatter_add", "bf16 b a", "u32 b a", dim=M, dims=(A, M)), tolerance=0.1
     ),
+    "add_at": one("add_at", "f32 c a b", "f32 c b", "i32 c", dim=A),
+    "add_at at one place": one("add_at", "f32 c m b", "f32 c b", "i32", dim=M),
+    "add_at in a batch": one("add_at", "i32 b m c", "i32 c b", "u32 c b", dim=M),
+    "add_at bf16": attrs.evolve(one("add_at", "bf16 m b", "bf16 b", "i32 b", dim=M), tolerance=0.1),
     "cumsum": one("cumsum", "f32 b a c", dim=A, exclusive=False, reverse=False),
     "cumsum exclusive": one("cumsum", "f32 b a", dim=B, exclusive=True, reverse=False),
     "cumsum reverse": one("cumsum", "i32 b a", dim=B, exclusive=False, reverse=True),

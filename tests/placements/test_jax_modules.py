@@ -174,6 +174,25 @@ def test_training_is_that_of_the_undistributed_program(text: str) -> None:
     agree(placed(program, case), undistributed(program))
 
 
+def test_gradients_stored_in_16_bits_are_added_in_32_bits() -> None:
+    """The gradient of each micro-batch is 1 for `w`; a sum of 16 bits would stop to grow at 256."""
+    program, case = case_of("""
+dim batch = 2
+dim d = 4
+model net(x: [batch, d]) { param w: [d] = zeros(); y = einsum(x, w -> [batch]); loss = mean(y); return loss }
+train net {
+  minimize loss
+  accumulate = 512
+  optimizer = sgd(learning_rate = 1.0)
+  precision = { params: bf16, compute: bf16 }
+}
+placement alone on 1 = {}
+""")
+    session = Session.start(loaded(case.source(program, of="module"), "jax"), 0, {})
+    session.train({"x": np.ones((512, 2, 4), np.float32)}, 0)
+    np.testing.assert_array_equal(session.parameters()["w"].astype(float), -1.0)
+
+
 def test_the_loss_scale_is_that_of_the_undistributed_program() -> None:
     program, case = case_of(HALF)
     agree(placed(program, case), undistributed(program), tolerance=1e-3)

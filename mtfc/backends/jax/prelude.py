@@ -258,6 +258,10 @@ def gather(table, ids, axis, shared=()):
     `shared` pairs axes of the table with axes of `ids`: along these, each index reads its own part of the
     table. The result has the axes of `ids`, then the other axes of the table.
     """
+    if ids.size == 1 and all(ids.shape[i] == table.shape[a] == 1 for a, i in shared):
+        found, inside, _ = one_part(table, ids, axis)
+        rest = [n for i, n in enumerate(table.shape, -table.ndim) if i != axis and i not in dict(shared)]
+        return jnp.where(inside, found, 0).astype(table.dtype).reshape(*ids.shape, *rest)
     first, places = range(len(shared)), [ids.ndim + i for _, i in shared]
     read = partial(jnp.take, axis=0, mode="fill", fill_value=0)
     for _ in shared:
@@ -424,16 +428,32 @@ def zeros_along(numbers, arrays, shape, dtype):
     return jnp.full(shape, zero.astype(dtype))
 
 
+def one_part(table, ids, axis):
+    """Return the part of `table` at a single index, if the index is in range, and the place of the part."""
+    index = ids.reshape(())
+    place = jnp.clip(index, 0, table.shape[axis] - 1).astype(jnp.int32)
+    return lax.dynamic_slice_in_dim(table, place, 1, axis), index == place, place
+
+
 def scatter_add(shape, updates, ids, axis, shared=()):
     """Return zeros of this shape with `updates` added at the places that `gather` would read."""
+    return add_at(jnp.zeros(shape, wide(updates).dtype), updates, ids, axis, shared).astype(updates.dtype)
+
+
+def add_at(table, updates, ids, axis, shared=()):
+    """Return `table` with `updates` added at the places that `gather` would read. A single place is changed in place."""
 
     def add(table, ids, updates):
         return table.at[ids].add(updates, mode="drop")
 
+    if ids.size == 1 and all(table.shape[i] == 1 for i, _ in shared):
+        found, inside, place = one_part(table, ids, axis)
+        new = jnp.where(inside, found + updates.reshape(found.shape), found).astype(table.dtype)
+        return lax.dynamic_update_slice_in_dim(table, new, place, axis)
     first, places = range(len(shared)), [ids.ndim + i for _, i in shared]
     front = [*(i for i, _ in shared), axis]
     for _ in shared:
         add = jax.vmap(add)
     updates, ids = jnp.moveaxis(updates, places, first), jnp.moveaxis(ids, places, first).astype(jnp.uint32)
-    table = jnp.moveaxis(jnp.zeros(shape, wide(updates).dtype), front, range(len(front)))
-    return jnp.moveaxis(add(table, ids, wide(updates)), range(len(front)), front).astype(updates.dtype)
+    moved = jnp.moveaxis(wide(table), front, range(len(front)))
+    return jnp.moveaxis(add(moved, ids, wide(updates)), range(len(front)), front).astype(table.dtype)

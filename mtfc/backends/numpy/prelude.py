@@ -324,13 +324,23 @@ def gather(table, ids, axis, shared=()):
 
 def scatter_add(shape, updates, ids, axis, shared=()):
     """Return zeros of this shape with `updates` added at the places that `gather` would read."""
+    return sums_at(shape, updates, ids, axis, shared).astype(updates.dtype, copy=False)
+
+
+def add_at(table, updates, ids, axis, shared=()):
+    """Return `table` with `updates` added at the places that `gather` would read."""
+    return (wide(table) + sums_at(table.shape, updates, ids, axis, shared)).astype(table.dtype, copy=False)
+
+
+def sums_at(shape, updates, ids, axis, shared):
+    """Return what `scatter_add` returns, in 32 bits at least."""
     front, places = indexed(ids, axis, shared)
     updates, ids = (np.moveaxis(x, places, range(len(places))) for x in (updates, ids))
     table = np.moveaxis(np.zeros(shape, wide(updates).dtype), front, range(len(front)))
     inside, index = inner(table.shape[: len(front)], ids)
     inside = inside.reshape(inside.shape + (1,) * (updates.ndim - inside.ndim))
     np.add.at(table, index, np.where(inside, wide(updates), np.zeros((), table.dtype)))
-    return np.moveaxis(table, range(len(front)), front).astype(updates.dtype, copy=False)
+    return np.moveaxis(table, range(len(front)), front)
 
 
 def indexed(ids, axis, shared):

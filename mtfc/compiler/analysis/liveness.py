@@ -8,7 +8,8 @@ There are four exceptions:
 - The windows that a dot makes for a `fold` have no buffer either: both are one kernel. If a loop, a collective or the caller
   needs a view or windows, they have a buffer.
 - A result takes over the buffer of an operand without later uses, if each element depends only on the operand's element at the
-  same position (`takes_over`). Elementwise ops, `rename` and all-reduces are of this kind.
+  same position (`takes_over`). Elementwise ops, `rename`, reshapes and all-reduces are of this kind, and transposes that move
+  only dimensions of which a processor has one element.
 - An output that replaces an argument is written into the argument's buffer, which the backends donate. This needs the old value
   to have no use after the new value is computed.
 
@@ -34,7 +35,7 @@ from mtfc.compiler.analysis.buffer_kinds import enlarged, folded, is_elementwise
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import carried, region_of, unroll_of
 from mtfc.compiler.ir.ops import OPS, has_trait
-from mtfc.compiler.ir.types import Mesh
+from mtfc.compiler.ir.types import Mesh, TensorType
 from mtfc.compiler.records import define, frozen
 
 Copies = Callable[[Equation], Sequence[Value]]
@@ -105,7 +106,14 @@ def takes_over(eqn: Equation, operand: Value, result: Value, mesh: Mesh) -> bool
     index, before, after = OPS[eqn.op].layout_rule(eqn).index, operand.type, result.type
     along = tuple(index.get(name, name) for name in before.names)
     alike = along == after.names and before.splits == after.splits
+    if has_trait(eqn, "reshape", "transpose"):
+        alike = has_trait(eqn, "reshape") or _long_dims(before, mesh) == _long_dims(after, mesh)
     return alike and before.local_bytes(mesh) == after.local_bytes(mesh)
+
+
+def _long_dims(type: TensorType, mesh: Mesh) -> list[str]:
+    """Return the dimensions of which a processor has several elements, in storage order."""
+    return [name for name, size in zip(type.names, type.local_shape(mesh), strict=True) if size > 1]
 
 
 def _of_iteration(eqn: Equation, number: int, mesh: Mesh, kernels: KernelArrays) -> list[Buffer]:

@@ -146,6 +146,9 @@ class FusionModel:
         ]
         if storage(eqn) == "lookup":
             read[0] = min(read[0], self.bytes(made[0]))
+        if has_trait(eqn, "in_place"):
+            part = self.bytes(seen[eqn.operands[1]][0].with_dtype(made[0].dtype))
+            return part * 2 + sum(read[1:])
         results = zip(eqn.results, made, strict=True)
         written = sum(self.bytes(type) for value, type in results if value in self.stored)
         return sum(read) + written + self.register_traffic(eqn, made, seen)

@@ -9,7 +9,7 @@ from mtfc.compiler.ir.attributes import fitted
 from mtfc.compiler.ir.core import Attr, Equation, Stage, Value
 from mtfc.compiler.ir.opdef import form_error
 from mtfc.compiler.ir.ops import OPS
-from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
+from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Dim, TensorType
 
 
 class Names:
@@ -95,6 +95,11 @@ class Builder:
 
     def cast(self, x: Value, dtype: str) -> Value:
         return x if x.type.dtype == dtype else self("cast", x, dtype=dtype)
+
+    def wide(self, x: Value) -> Value:
+        """Cast a float of 16 bits to f32; return any other value as it is."""
+        is_narrow = x.type.dtype in FLOATS and ITEM_BYTES[x.type.dtype] < ITEM_BYTES["f32"]
+        return self.cast(x, "f32") if is_narrow else x
 
     def sum_to(self, x: Value, dims: Sequence[Dim]) -> Value:
         """Sum `x` over the dimensions that `dims` lacks: the transpose of a broadcast."""

@@ -51,6 +51,8 @@ from mtfc.compiler.ir.types import Dim, TensorType
 LOOP = "loop"
 MICRO_BATCHES = "micro_batches"
 """The name of the region that runs once for each micro-batch."""
+TICKS = "ticks"
+"""The name of the region that runs once for each tick of a pipeline."""
 
 LOOP_DIM = Attribute("dim", DIM)
 WHILE = Attribute("while", FLAG, optional=True)
@@ -99,8 +101,13 @@ def region_of(eqn: Equation) -> Function:
 
 
 def is_over_micro_batches(eqn: Equation) -> bool:
-    """Return True for the loop over micro-batches. Any other loop names its region after its dimension."""
+    """Return True for the loop over micro-batches. Any other loop but a pipeline names its region after its dimension."""
     return bool(eqn.regions) and region_of(eqn).name == MICRO_BATCHES != dim_of(eqn).name
+
+
+def is_over_ticks(eqn: Equation) -> bool:
+    """Return True for the loop of a pipeline, forward or backward: it runs along ticks, and adds up terms of micro-batches."""
+    return bool(eqn.regions) and region_of(eqn).name == TICKS != dim_of(eqn).name
 
 
 def is_loop_body(function: Function) -> bool:

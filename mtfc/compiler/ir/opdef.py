@@ -231,6 +231,7 @@ Trait = Literal[
     "extremum", "largest", "maximum", "mask", "mask_gradient",
     "constant", "filled", "indices", "random", "training", "step_number",
     "rename", "reshape", "transpose", "broadcast", "slice", "pad", "concat", "chosen", "shift", "flip", "indexes", "scatter",
+    "in_place",
     "after", "placement", "sends", "reshard", "all_reduce", "all_gather", "reduce_scatter",
 ]  # fmt: skip
 """A fact about an op that code outside of `ir/ops` asks for (`has_trait`). An op may have several traits or none.
@@ -263,6 +264,7 @@ Dimensions and positions:
     flip: reverses a dimension, between processors where each has one element.
     after: gives its first operand, not before the second is known.
     indexes: an operand has indices into the dimension of the attribute `dim`. scatter: writes where indices point.
+    in_place: overwrites its first operand there.
 Placement:
     placement: changes where the parts of a tensor are, not its elements (a lowered `shift` or `flip` counts too).
     sends: sends data between processors. reshard: says which placement is wanted, not how to get there.

@@ -27,7 +27,7 @@ After this pass no loop runs along the dimension of a pipeline, and the layout h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 import attrs
@@ -35,6 +35,7 @@ import attrs
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Program, Value
 from mtfc.compiler.ir.loops import (
+    TICKS,
     carried,
     dim_of,
     make_loop,
@@ -42,25 +43,20 @@ from mtfc.compiler.ir.loops import (
     pairs,
     plain_loop,
     region_of,
-    results_of,
     sliced_type,
-    with_carries,
     with_operands,
 )
 from mtfc.compiler.ir.micro_batch_rule import (
-    LISTS_OF_DIMS,
     before_loop,
-    cut_attributes,
     loop_sums,
-    summed_group,
     takes_batch,
 )
-from mtfc.compiler.ir.opdef import BY_NAME
-from mtfc.compiler.ir.ops import OPS, has_trait
+from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.rewrite import Substitution, names_of
 from mtfc.compiler.ir.types import FLOATS, Dim, Layout, Mesh, Pipeline, TensorType
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.pass_base import Pass
+from mtfc.compiler.passes.pipeline_stages import Rounds, StageBody, StageDims, Tick, with_stages
 from mtfc.compiler.passes.spatial.position_blocks import NewDims
 
 ResultOf = Callable[[], Value]
@@ -143,115 +139,8 @@ class LoopPipeliner:
             self.new.get(f"{batch.name}.turns", stages),
             self.new.get(f"{dim.name}.steps", number * chunks),
             self.new.get(f"{dim.name}.chunk", 1),
+            self.new.get(f"{dim.name}.held", dim.size // stages),
         )
-
-
-@attrs.frozen
-class Rounds:
-    """The dimensions of the schedule of an interleaved pipeline.
-
-    micro is cut into [rounds, turns]. A stage computes in steps = [rounds, chunks, turns], one after the other. one: a dimension
-    for one of the chunks.
-    """
-
-    rounds: Dim
-    chunks: Dim
-    turns: Dim
-    steps: Dim
-    one: Dim
-
-    def in_steps(self, build: Builder, number: Value) -> Value:
-        """Return the value at each step of a number with some of the dimensions of the schedule."""
-        every = build("broadcast", number, dims=(self.rounds, self.chunks, self.turns))
-        return build("reshape", every, dims=(self.steps,))
-
-    def to_first_chunk(self, build: Builder, x: Value, micro: Dim, value: bool | int) -> Value:
-        """Return values of all steps: `x` has those of the first chunk, for each micro-batch, and others are `value`."""
-        rest = tuple(dim for dim in x.type.dims if dim != micro)
-        cut = build(
-            "reshape", build.ordered(x, (micro, *rest)), dims=(self.rounds, self.one, self.turns, *rest)
-        )
-        every = build("pad", cut, source=self.one, target=self.chunks, before=0, stride=1, value=value)
-        return build("reshape", every, dims=(self.steps, *rest))
-
-    def of_last_chunk(self, build: Builder, x: Value, micro: Dim) -> Value:
-        """Return the values of the last chunk for each micro-batch. `x` has those of all steps."""
-        rest = tuple(dim for dim in x.type.dims if dim != self.steps)
-        ordered = build.ordered(x, (self.steps, *rest))
-        cut = build("reshape", ordered, dims=(self.rounds, self.chunks, self.turns, *rest))
-        start = self.chunks.size - 1
-        last = build("slice", cut, source=self.chunks, target=self.one, start=start, stride=1)
-        return build("reshape", last, dims=(micro, *rest))
-
-
-@attrs.frozen
-class StageDims:
-    """The dimensions of a pipeline.
-
-    layers is cut into [stages, inner], and batch into [part, micro]. ticks: the steps of the pipeline. last: the tick in which
-    the last stage begins; the first one, for a loop that hands nothing on. rounds: the schedule, if there are several chunks;
-    layers is then cut into [chunks, stages, inner].
-    """
-
-    layers: Dim
-    batch: Dim
-    stages: Dim
-    inner: Dim
-    micro: Dim
-    part: Dim
-    ticks: Dim
-    last: int
-    rounds: Rounds | None
-
-    @property
-    def number(self) -> int:
-        """The number of ticks in which a stage computes."""
-        return self.ticks.size - self.last
-
-    def one(self, dims: Iterable[Dim]) -> tuple[Dim, ...]:
-        """Return the dimensions of a value for one micro-batch."""
-        return tuple(self.part if dim == self.batch else dim for dim in dims)
-
-    def cut(self, build: Builder, x: Value, is_stacked: bool = False) -> Value:
-        """Reshape `x`: [part, micro] take the place of the batch, and if it is stacked [stages, inner] of the layers.
-
-        The chunks, `stages`, `inner` and `micro` come first.
-        """
-        flat = self.cut_in_place(x.type.dims, is_stacked)
-        front = [dim for dim in (*self._layers, self.micro) if dim in flat]
-        cut = build("reshape", x, dims=flat) if flat != x.type.dims else x
-        return build.ordered(cut, [*front, *(dim for dim in flat if dim not in front)])
-
-    def joined(self, build: Builder, x: Value, dims: tuple[Dim, ...], is_stacked: bool = False) -> Value:
-        """Undo `cut`: return `x` with dimensions `dims`."""
-        return build("reshape", build.ordered(x, self.cut_in_place(dims, is_stacked)), dims=dims)
-
-    @property
-    def _layers(self) -> tuple[Dim, ...]:
-        """The dimensions that take the place of the layers."""
-        return (*([self.rounds.chunks] if self.rounds else []), self.stages, self.inner)
-
-    def cut_in_place(self, dims: Sequence[Dim], is_stacked: bool = False) -> tuple[Dim, ...]:
-        """Return dimensions with [part, micro] in the place of the batch, and with those of the stages if they are stacked."""
-        parts: dict[Dim, tuple[Dim, ...]] = {self.batch: (self.part, self.micro)}
-        if is_stacked:
-            parts[self.layers] = self._layers
-        return tuple(each for dim in dims for each in parts.get(dim, (dim,)))
-
-
-@attrs.frozen
-class Tick:
-    """Values of one tick: for each stage its micro-batch and its chunk, and if it computes a micro-batch at all.
-
-    first: True for the stage at which micro-batches enter, if one does. last: True for the stage that they leave.
-    """
-
-    number: Value
-    micro: Value
-    active: Value
-    first: Value
-    last: Value
-    chunk: Value | None = None
 
 
 @attrs.frozen
@@ -270,8 +159,8 @@ class PipelinedLoop:
         tick = ticks.tick()
         body = StageBody(self.dims, self.sums)
         given = [self._given(ticks, tick, operand, argument) for operand, argument in pairs(eqn)]
-        made = body.loop(ticks.inner, eqn, given, tick.micro, self.dims.inner)
-        results = [_with_stages(ticks.inner, each, self.dims.stages) for each in made]
+        made = body.loop(ticks.inner, eqn, given, tick.micro, self.dims.inner, tick)
+        results = [with_stages(ticks.inner, each, self.dims.stages) for each in made]
         updated = {argument.value.name: argument for argument in carried(region_of(eqn))}
         found = [
             self._result(ticks, tick, result, output, updated.get(output.updates or ""))
@@ -308,17 +197,21 @@ class PipelinedLoop:
         inner, dims = ticks.inner, self.dims
         if argument.role == "carried":
             return self._entering(ticks, tick, operand, argument)
-        cut = dims.cut(ticks.outer, operand, is_stacked=argument.role == "sliced")
+        has_batch, is_stacked = dims.batch in operand.type.dims, argument.role == "sliced"
+        cut = dims.cut(ticks.outer, operand, is_stacked)
+        if is_stacked and not has_batch and dims.rounds is not None:
+            rest = [dim for dim in cut.type.dims if dim not in dims.layers_cut]
+            ordered = ticks.outer.ordered(cut, (dims.stages, dims.rounds.chunks, dims.inner, *rest))
+            cut = ticks.outer("reshape", ordered, dims=(dims.stages, dims.rounds.held, *rest))
         value = ticks.shared(operand.name, cut)
-        if argument.role == "sliced" and dims.rounds is not None and tick.chunk is not None:
-            value = _with_stages(
-                inner, inner("gather", value, tick.chunk, dim=dims.rounds.chunks), dims.stages
-            )
-        if dims.batch in operand.type.dims:
-            return _with_stages(inner, inner("gather", value, tick.micro, dim=dims.micro), dims.stages)
-        if operand.type.dtype not in FLOATS:
+        if is_stacked and has_batch and dims.rounds is not None:
+            value = inner("gather", value, tick.chunk_of_stage, dim=dims.rounds.chunks)
+            value = with_stages(inner, value, dims.stages)
+        if has_batch:
+            return with_stages(inner, inner("gather", value, tick.micro, dim=dims.micro), dims.stages)
+        if is_stacked or operand.type.dtype not in FLOATS:
             return value
-        return inner("mask_gradient", _with_stages(inner, value, dims.stages), tick.active)
+        return inner("mask_gradient", with_stages(inner, value, dims.stages), tick.active)
 
     def _entering(self, ticks: TickLoop, tick: Tick, operand: Value, argument: Argument) -> Value:
         """Return a carry at the start of a tick: the first stage takes the next micro-batch, others what they are handed."""
@@ -344,7 +237,7 @@ class PipelinedLoop:
         )
         by, wrap = -1 if ticks.reverse else 1, dims.rounds is not None
         handed_on = inner("shift", held, dim=dims.stages, by=by, wrap=wrap)
-        return inner("where", tick.first, _with_stages(inner, fed, dims.stages), handed_on)
+        return inner("where", tick.first, with_stages(inner, fed, dims.stages), handed_on)
 
     def _result(
         self, ticks: TickLoop, tick: Tick, result: Value, output: Output, carry: Argument | None
@@ -398,37 +291,25 @@ class PipelinedLoop:
 
     def _same_or_sum(self, ticks: TickLoop, tick: Tick, result: Value, output: Output) -> ResultOf:
         """Keep what the first micro-batch yields, or add up the terms of all micro-batches."""
-        inner, dims, counts = ticks.inner, self.dims, tick.active
-        if output.value not in self.sums:
-            counts = inner("eq", tick.micro, inner.constant(0, "i32"))
-        if dims.rounds is not None and tick.chunk is not None:
-            chunks = dims.rounds.chunks
-            result = inner("broadcast", result, dims=(chunks, *result.type.dims))
-            both = TensorType("i32", (chunks, dims.stages))
-            number = inner.broadcast(inner("range", dim=chunks), both)
-            counts = inner("and", inner("eq", number, tick.chunk), counts)
-        held = ticks.carried(output.name, result.type)
+        inner, dims, rounds, type = ticks.inner, self.dims, self.dims.rounds, result.type
+        held = ticks.carried(
+            output.name, TensorType(type.dtype, (rounds.chunks, *type.dims)) if rounds else type
+        )
         if output.value in self.sums:
-            new = inner("add", held, inner("mask", counts, result))
+            term = inner("mask", tick.active, result)
+            added = rounds and inner("add_at", held, term, tick.chunk_of_stage, dim=rounds.chunks)
+            new = added or inner("add", held, term)
         else:
-            new = inner("where", counts, result, held)
+            counts = inner("eq", tick.micro, inner.constant(0, "i32"))
+            if rounds is not None:
+                both = TensorType("i32", (rounds.chunks, dims.stages))
+                number = inner.broadcast(inner("range", dim=rounds.chunks), both)
+                counts = inner("and", inner("eq", number, tick.chunk_of_stage), counts)
+            new = inner("where", counts, inner.broadcast(result, held.type), held)
         ticks.update(held, new)
         total = ticks.last(held)
         dimensions = (dims.layers, *output.value.type.dims)
         return lambda: dims.joined(ticks.outer, total(), dimensions, is_stacked=True)
-
-
-def _with_stages(build: Builder, x: Value, stages: Dim) -> Value:
-    """Return `x` with the dimension `stages`, as the first one."""
-    if stages in x.type.dims:
-        return build.ordered(x, (stages, *(dim for dim in x.type.dims if dim != stages)))
-    return build("broadcast", x, dims=(stages, *x.type.dims))
-
-
-def _with_first_dim(attributes: Mapping[str, Attr], dim: Dim) -> dict[str, Attr]:
-    """Return attributes for a result that has one more dimension, as the first one."""
-    lists = {key: value for key, value in attributes.items() if key in LISTS_OF_DIMS}
-    return {key: (dim, *value) for key, value in lists.items() if isinstance(value, tuple)}
 
 
 @attrs.define
@@ -542,137 +423,7 @@ class TickLoop:
             Output(held.name, new or held, held.name) for held, new in self.carries.items()
         ] + self.yields
         arguments = tuple(argument for _, argument in given)
-        region = Function(self.dims.ticks.name, arguments, tuple(self.inner.body), tuple(outputs))
+        region = Function(TICKS, arguments, tuple(self.inner.body), tuple(outputs))
         loop = make_loop(self.outer.names, region, [value for value, _ in given], like)
         self.outer.append(loop)
         self.results = dict(zip((o.name for o in outputs), loop.results, strict=True))
-
-
-@attrs.frozen
-class StageBody:
-    """Gives the values of a loop's body the dimension `stages`, and cuts the batch out of them."""
-
-    dims: StageDims
-    sums: set[Value]
-
-    def loop(self, b: Builder, eqn: Equation, given: Sequence[Value], micro: Value, dim: Dim) -> list[Value]:
-        """Append a loop along `dim` with the operands `given`, and return its results: `stages` comes first where it occurs."""
-        region, stages = region_of(eqn), self.dims.stages
-        varying = self._varying(region, given)
-        operands, arguments, new = [], [], dict[Value, Value]()
-        inner = Builder(Names(), eqn.span, eqn.stage)
-        for argument, operand in zip(region.arguments, given, strict=True):
-            if argument.role == "carried" and argument.value in varying:
-                operand = _with_stages(b, operand, stages)
-            type = sliced_type(operand.type, dim) if argument.role == "sliced" else operand.type
-            new[argument.value] = Value(inner.names.fresh(argument.value.name), type)
-            operands.append(operand)
-            arguments.append(attrs.evolve(argument, value=new[argument.value]))
-        number = Value(inner.names.fresh(micro.name), micro.type)
-        place = next((i for i, each in enumerate(arguments) if each.role == "sliced"), len(arguments))
-        arguments.insert(place, Argument(number, "invariant"))
-        operands.insert(place, micro)
-        self._body(inner, region, new, number)
-        outputs = [self._output(inner, region, new, number, output) for output in region.outputs]
-        changed = Function(dim.name, tuple(arguments), tuple(inner.body), tuple(outputs))
-        like = attrs.evolve(eqn, attrs={**eqn.attrs, "dim": dim})
-        loop = make_loop(b.names, changed, operands, like)
-        b.append(loop)
-        return [_with_stages(b, each, stages) if stages in each.type.dims else each for each in loop.results]
-
-    def _output(
-        self, b: Builder, region: Function, new: Mapping[Value, Value], micro: Value, output: Output
-    ) -> Output:
-        value = new[output.value]
-        carry = next((a.value for a in carried(region) if a.value.name == output.updates), None)
-        if carry is None:
-            return attrs.evolve(output, value=value)
-        if carry in self.sums and output.value not in self.sums:
-            value = self._first_term(b, value, micro)
-        if self.dims.stages in new[carry].type.dims:
-            value = _with_stages(b, value, self.dims.stages)
-        return attrs.evolve(output, value=b.ordered(value, new[carry].type.dims), updates=new[carry].name)
-
-    def _varying(self, region: Function, given: Sequence[Value]) -> set[Value]:
-        """Return the values of a region, without those of inner regions, that differ between stages."""
-        arguments = {
-            argument.value
-            for argument, operand in zip(region.arguments, given, strict=True)
-            if self.dims.stages in operand.type.dims or argument.value in self.sums
-        }
-        return self._closure(region, arguments)
-
-    def _closure(self, region: Function, arguments: set[Value]) -> set[Value]:
-        def inside(given: set[Value]) -> set[Value]:
-            found = set(given)
-            for eqn in region.body:
-                found.update(self._varying_results(eqn, found))
-            return found
-
-        return with_carries(region, arguments, inside)
-
-    def _varying_results(self, eqn: Equation, known: set[Value]) -> Iterable[Value]:
-        if not eqn.regions:
-            is_drawn = has_trait(eqn, "random") and self.dims.batch in eqn.result.type.dims
-            varies = is_drawn or not known.isdisjoint(eqn.operands) or not self.sums.isdisjoint(eqn.results)
-            return eqn.results if varies else ()
-        region = region_of(eqn)
-        inside = self._closure(region, {a.value for v, a in pairs(eqn) if v in known or a.value in self.sums})
-        return results_of(eqn, inside)
-
-    def _body(self, b: Builder, region: Function, new: dict[Value, Value], micro: Value) -> None:
-        for eqn in region.body:
-            b.span, b.stage = eqn.span, eqn.stage
-            if eqn.regions:
-                given = [
-                    self._operand(b, new, v, micro, argument.value in self.sums) for v, argument in pairs(eqn)
-                ]
-                made = self.loop(b, eqn, given, micro, dim_of(eqn))
-            else:
-                made = self._equation(b, eqn, new, micro)
-            new.update(zip(eqn.results, made, strict=True))
-
-    def _operand(
-        self, b: Builder, new: Mapping[Value, Value], value: Value, micro: Value, is_sum: bool
-    ) -> Value:
-        """Return the new value of an operand that is used as a sum, or not."""
-        return self._first_term(b, new[value], micro) if is_sum and value not in self.sums else new[value]
-
-    def _first_term(self, b: Builder, x: Value, micro: Value) -> Value:
-        """Return a value as a sum: the term of the first micro-batch is the value, and the others are 0."""
-        is_first = b("eq", micro, b.constant(0, "i32"))
-        return b("mask", is_first, _with_stages(b, x, self.dims.stages))
-
-    def _equation(self, b: Builder, eqn: Equation, new: Mapping[Value, Value], micro: Value) -> list[Value]:
-        stages = self.dims.stages
-        group = summed_group(OPS[eqn.op], eqn, self.sums) if eqn.results[0] in self.sums else None
-        has_sums = not self.sums.isdisjoint(eqn.operands)
-        operands = [
-            self._operand(b, new, value, micro, has_sums and group is not None and i in group)
-            for i, value in enumerate(eqn.operands)
-        ]
-        attributes = cut_attributes(eqn.attrs, self.dims.batch, self.dims.part)
-        if has_trait(eqn, "random") and self.dims.batch in eqn.result.type.dims:
-            whole = self.dims.cut_in_place(eqn.result.type.dims)
-            attributes |= {"dims": whole, "at": self.dims.micro}
-            operands.append(micro)
-        if any(stages in value.type.dims for value in operands):
-            operands = self._alike(b, eqn, operands)
-            attributes |= _with_first_dim(attributes, stages)
-        made = b.several(eqn.op, *operands, names=[value.name for value in eqn.results], **attributes)
-        b.body[-1] = attrs.evolve(b.body[-1], path=eqn.path)
-        front = [stages] if any(stages in value.type.dims for value in operands) else []
-        return [
-            b.ordered(value, (*front, *self.dims.one(old.type.dims)))
-            for value, old in zip(made, eqn.results, strict=True)
-        ]
-
-    def _alike(self, b: Builder, eqn: Equation, operands: Sequence[Value]) -> list[Value]:
-        """Give all operands the dimension `stages`, unless the op broadcasts them by itself."""
-        if has_trait(eqn, "dot"):
-            return list(operands)
-        is_elementwise = OPS[eqn.op].layout_rule(eqn) is BY_NAME and not has_trait(eqn, "random")
-        wanted = {self.dims.stages, *self.dims.one(eqn.results[0].type.dims)}
-        if is_elementwise and any({*value.type.dims} == wanted for value in operands):
-            return list(operands)
-        return [_with_stages(b, value, self.dims.stages) for value in operands]

@@ -14,6 +14,8 @@ values are f32.
 A bf16 number has the range of f32. There only squares and products under a sum are f32, and the sum itself until it is multiplied
 by a number. The cast to bf16 that follows has the attribute `sums`: processors send terms of 16 bits.
 
+A pipeline adds up the terms of micro-batches. Such a carry is f32, too, and is rounded after the loop.
+
 Input:   %a: f16[batch, d] = square %x; %b: f16[batch] = sum %a; %c: f16[batch] = mul %b, %n; %y: f16[batch, d] = mul %x, %c
 Output:  %x_2: f32[batch, d] = cast %x; %a_2 = square %x_2; %b_2: f32[batch] = sum %a_2; ...; %y: f16[batch, d] = cast %y_2
 """
@@ -26,13 +28,14 @@ from typing import Literal
 import attrs
 
 from mtfc.compiler.analysis.buffer_kinds import readers_and_outputs
-from mtfc.compiler.ir.builder import Builder
+from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Attr, Equation, Function, Value
-from mtfc.compiler.ir.loops import pairs, region_of
+from mtfc.compiler.ir.loops import is_over_ticks, pairs, region_of
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.creation import VALUE
-from mtfc.compiler.ir.rewrite import names_of
+from mtfc.compiler.ir.rewrite import Substitution, names_of
 from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES
+from mtfc.compiler.passes.autodiff.wide_sums import SumWidener
 
 WIDE = "f32"
 
@@ -41,14 +44,27 @@ Kind = Literal["term", "statistic", "applied"]
 
 def with_wide_statistics(function: Function, stored: Collection[Value] = ()) -> Function:
     """Return the function with wide statistics. stored: arguments that are read in their own dtype, not rounded to f16."""
-    body = tuple(_loop_widened(eqn, stored) if eqn.regions else eqn for eqn in function.body)
-    function = attrs.evolve(function, body=body)
+    names, body = names_of(function), list[Equation]()
+    for eqn in function.body:
+        changed = _loop_widened(eqn, stored) if eqn.regions else eqn
+        body += _with_wide_carries(changed, names) if is_over_ticks(eqn) else [changed]
+    function = attrs.evolve(function, body=tuple(body))
     return attrs.evolve(function, body=StatisticsWidener(function, stored).rewritten())
 
 
 def _loop_widened(eqn: Equation, stored: Collection[Value]) -> Equation:
     inside = {a.value for v, a in pairs(eqn) if v in stored and a.role != "carried"}
     return attrs.evolve(eqn, regions=(with_wide_statistics(region_of(eqn), inside),))
+
+
+def _with_wide_carries(eqn: Equation, names: Names) -> list[Equation]:
+    """Return a pipeline's loop with f32 carries for sums of 16-bit terms, between casts of these carries."""
+    widener, outputs = SumWidener(names, [eqn], eqn.results, WIDE), region_of(eqn).outputs
+    carries = [v for v, o in zip(eqn.results, outputs, strict=True) if o.updates is not None and is_narrow(v)]
+    widener.run(v for v in carries if widener.can_widen(region_of(eqn), outputs[eqn.results.index(v)]))
+    rounded = Builder(names, eqn.span, eqn.stage)
+    wide = {rounded.cast(new, old.type.dtype): old for old, new in widener.asked.items() if old in carries}
+    return [*widener.body, *map(Substitution(wide).equation, rounded.body)]
 
 
 def is_narrow(value: Value) -> bool:

@@ -50,6 +50,7 @@ from mtfc.compiler.ir.core import Equation, Function, Role, Value, walk
 from mtfc.compiler.ir.loops import charged_equation, pairs, region_of
 from mtfc.compiler.ir.opdef import no_flops
 from mtfc.compiler.ir.ops import OPS, has_trait
+from mtfc.compiler.ir.ops.collectives import kind_of
 from mtfc.compiler.ir.rewrite import fresh_copy
 from mtfc.compiler.ir.types import Mesh, TensorType
 from mtfc.compiler.records import frozen
@@ -173,13 +174,22 @@ def gradients(function: Function) -> list[Value]:
 def by_gradients(
     function: Function, mesh: Mesh, kernels: KernelArrays = PLAIN
 ) -> tuple[list[Buffer], list[Buffer]]:
-    """Return the buffers that hold a gradient at some time, and all others."""
+    """Return the buffers that hold a gradient at some time, and all others.
+
+    A gradient that an all-to-all exchanges counts once: no two gradients are exchanged at the same time.
+    """
     values = set(gradients(function))
-    inside: list[Buffer] = []
-    outside: list[Buffer] = []
-    for buffer in buffers(function, mesh, kernels):
-        (outside if values.isdisjoint(buffer.values) else inside).append(buffer)
-    return inside, outside
+    found = buffers(function, mesh, kernels)
+    inside = {id(buffer): buffer for buffer in found if not values.isdisjoint(buffer.values)}
+    outside = {id(buffer): buffer for buffer in found if id(buffer) not in inside}
+    holders = {value: id(buffer) for buffer in found for value in buffer.values}
+    for eqn in function.body:
+        if has_trait(eqn, "sends") and kind_of(eqn) == "all_to_all":
+            before, after = holders.get(eqn.operands[0], 0), holders.get(eqn.result, 0)
+            if before in outside and after in inside:
+                inside[before] = outside.pop(before)
+                del inside[after]
+    return [*inside.values()], [*outside.values()]
 
 
 def _arguments(function: Function, *roles: Role) -> list[Value]:
@@ -413,7 +423,10 @@ def _may_take_over(eqn: Equation, operand: Value) -> bool:
         return any(takes_over(eqn, operand, result, SINGLE) for result in eqn.results)
     index = rule_of(eqn).index
     along = {index.get(name, name) for name in operand.type.names}
-    return any(_are_alike(operand, result) and along == set(result.type.names) for result in eqn.results)
+    return any(
+        _are_alike(operand, result) and (along == set(result.type.names) or has_trait(eqn, "reshape"))
+        for result in eqn.results
+    )
 
 
 def _can_be_recomputed(eqn: Equation) -> bool:

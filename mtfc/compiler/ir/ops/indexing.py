@@ -1,4 +1,4 @@
-"""Ops on indices into a dimension: `gather`, its transpose `scatter_add`, and `top_k`, which gives indices.
+"""Ops on indices into a dimension: `gather`, its transpose `scatter_add`, `add_at`, which adds in place, and `top_k`.
 
 `gather` is the einsum of a table with the one-hot rows of its indices, without making those rows. So an index outside of the
 dimension reads 0, and `scatter_add` drops its update, because the one-hot row is 0 there. A processor that holds a part of the
@@ -22,6 +22,7 @@ from mtfc.compiler.ir.opdef import (
     OpDef,
     OpError,
     Shard,
+    Sizes,
     flops_per_operand,
     linear_in_first,
     no_flops,
@@ -37,7 +38,7 @@ MOST = Attribute("k", DIM)
 
 def _table(eqn: Equation) -> TensorType:
     """Return the type of the tensor that the indices point into."""
-    return (eqn.operands[0] if eqn.op == "gather" else eqn.result).type
+    return (eqn.result if eqn.op == "scatter_add" else eqn.operands[0]).type
 
 
 def _gathered(table: Sequence[Dim], ids: TensorType, dim: Dim) -> tuple[Dim, ...]:
@@ -53,11 +54,12 @@ def _gathered(table: Sequence[Dim], ids: TensorType, dim: Dim) -> tuple[Dim, ...
 
 def _indices_text(code: Code) -> str:
     """Write the indices into this processor's part, the axis that they point into, and the axes that table and indices share."""
-    table, ids, dim = _table(code.eqn), code.eqn.operands[1].type, INDEXED.of(code.eqn.attrs).name
+    table, ids, dim = _table(code.eqn), code.eqn.operands[-1].type, INDEXED.of(code.eqn.attrs).name
     offset = code.offset(dim, len(ids.dims))
     axis = {name: i - len(table.dims) for i, name in enumerate(table.names)}
-    shared = tuple((axis[name], code.axis(1, name)) for name in table.names if name in ids.names)
-    indices = f"{code.args[1]} - {offset}" if offset else code.args[1]
+    last = len(code.args) - 1
+    shared = tuple((axis[name], code.axis(last, name)) for name in table.names if name in ids.names)
+    indices = f"{code.args[last]} - {offset}" if offset else code.args[last]
     return f"{indices}, axis={axis[dim]}" + (f", shared={shared}" if shared else "")
 
 
@@ -71,7 +73,7 @@ def _places(
     """
     np, dim = shard.np, INDEXED.of(shard.eqn.attrs).name
     sizes = dict(zip(_table(shard.eqn).names, shape, strict=True))
-    local = align(ids.astype(np.int64) - shard.offset(dim), shard.eqn.operands[1].type.names, names)
+    local = align(ids.astype(np.int64) - shard.offset(dim), shard.eqn.operands[-1].type.names, names)
     inside = (local >= 0) & (local < sizes[dim])
     places = {name: align(np.arange(sizes[name]), (name,), names) for name in sizes if name != dim}
     return inside, tuple({**places, dim: np.where(inside, local, 0)}[name] for name in sizes)
@@ -145,13 +147,17 @@ def _scatter_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Va
     return b("gather", table, e.operands[1], dim=e.attrs["dim"]), None
 
 
-def _scatter_add(shard: Shard, updates: Any, ids: Any) -> Any:
-    """Sum 16-bit numbers in 32 bits."""
+def _sums_at(shard: Shard, updates: Any, ids: Any, names: tuple[str, ...]) -> Any:
+    """Return zeros with updates of dims `names` added, 16-bit numbers in 32 bits."""
     np = shard.np
-    hit, places = _places(shard, ids, shard.shape, shard.eqn.operands[0].type.names)
+    hit, places = _places(shard, ids, shard.shape, names)
     sums = np.zeros(shard.shape, np.float32 if updates.dtype.itemsize == 2 else updates.dtype)
     np.add.at(sums, places, np.where(hit, updates, np.zeros((), updates.dtype)).astype(sums.dtype))
-    return sums.astype(updates.dtype)
+    return sums
+
+
+def _scatter_add(shard: Shard, updates: Any, ids: Any) -> Any:
+    return _sums_at(shard, updates, ids, shard.eqn.operands[0].type.names).astype(updates.dtype)
 
 
 def _scatter_text(code: Code) -> str:
@@ -172,6 +178,50 @@ SCATTER_ADD = OpDef(
     evaluate=_scatter_add,
     numpy=_scatter_text,
     doc="Zeros with updates added where indices into one dimension point: what a gradient passes through `gather`.",
+)
+
+
+# add_at
+
+
+def _add_at_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
+    """Check that the updates are those of `scatter_add` for this table, which has all other dimensions of the indices."""
+    table, updates, ids = types
+    check_dtypes((table, updates), NUMBERS)
+    if not {*ids.dims} <= {*table.dims}:
+        raise OpError(f"indices of {dims_text(ids.dims)} point into a tensor of {dims_text(table.dims)}")
+    return _scatter_infer((updates, ids), {**attributes, TABLE_DIMS.name: table.dims})
+
+
+def _add_at_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value | None, ...]:
+    cotangent = b.ordered(g[0], e.result.type.dims)
+    return cotangent, b("gather", cotangent, e.operands[2], dim=e.attrs["dim"]), None
+
+
+def _add_at(shard: Shard, table: Any, updates: Any, ids: Any) -> Any:
+    sums = _sums_at(shard, updates, ids, shard.eqn.operands[1].type.names)
+    return (table.astype(sums.dtype) + sums).astype(table.dtype)
+
+
+def flops_per_update(eqn: Equation, sizes: Sizes) -> Any:
+    """Return one FLOP for each element that is added."""
+    return sizes.elements(eqn.operands[1].type)
+
+
+ADD_AT = OpDef(
+    name="add_at",
+    arity=(3,),
+    attributes=(INDEXED,),
+    infer=_add_at_infer,
+    layout_rule=lambda eqn: LayoutRule(),
+    linear=lambda eqn: ((0, 1),),
+    gradient=_add_at_gradient,
+    flops=flops_per_update,
+    storage="reduced",
+    traits=frozenset({"indexes", "scatter", "in_place"}),
+    evaluate=_add_at,
+    numpy=lambda code: f"add_at({code.args[0]}, {code.args[1]}, {_indices_text(code)})",
+    doc="A tensor with updates added where indices into one dimension point; only these elements are read and written.",
 )
 
 
@@ -248,4 +298,4 @@ TOP_K = OpDef(
     doc="The k largest elements along a dimension and their indices, the largest first, the lowest index first among equals.",
 )
 
-OPS = (GATHER, SCATTER_ADD, TOP_K)
+OPS = (GATHER, SCATTER_ADD, ADD_AT, TOP_K)

@@ -3,6 +3,8 @@
 Walks the equations backwards from the values that have cotangents, asks each op's gradient rule for its operands' cotangents in
 terms of other ops, and adds up the contributions of a value's uses. Gradient equations carry the span of the equation that
 they come from.
+
+The sum of a pipeline's micro-batches is f32 (see `loop_gradient.py`). It passes views and casts without being rounded.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from mtfc.compiler.ir.builder import Builder
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.loops import pairs, region_of, results_of, with_carries
 from mtfc.compiler.ir.opdef import no_gradient
-from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.types import FLOATS
 from mtfc.compiler.passes.autodiff.loop_gradient import NoGradient, pull_back
 
@@ -49,6 +51,13 @@ def total(builder: Builder, contributions: Sequence[Value]) -> Value:
     return total
 
 
+def _total_of(builder: Builder, value: Value, contributions: Sequence[Value], keeps: bool = True) -> Value:
+    """Return the cotangent of a value in the value's dtype; a single contribution may stay wider."""
+    if keeps and len(contributions) == 1:
+        return contributions[0]
+    return total(builder, [builder.cast(each, value.type.dtype) for each in contributions])
+
+
 def _pull_back(
     builder: Builder, eqn: Equation, cotangents: dict[Value, list[Value]], active: set[Value]
 ) -> None:
@@ -56,7 +65,8 @@ def _pull_back(
     if not any(value in active for value in eqn.operands):
         return
     builder.span = eqn.span
-    totals = [total(builder, cotangents[v]) if v in cotangents else None for v in eqn.results]
+    keeps = has_trait(eqn, "reshape", "transpose", "cast")
+    totals = [_total_of(builder, v, cotangents[v], keeps) if v in cotangents else None for v in eqn.results]
     cotangents.update({v: [t] for v, t in zip(eqn.results, totals, strict=True) if t is not None})
     for operand, part in _parts(builder, eqn, totals, active):
         if part is not None and operand in active:
@@ -92,7 +102,7 @@ def backward(
         if any(value in cotangents for value in eqn.results):
             _pull_back(builder, eqn, cotangents, active)
     return {
-        value: builder.ordered(total(builder, cotangents[value]), value.type.dims)
+        value: builder.ordered(_total_of(builder, value, cotangents[value]), value.type.dims)
         for value in wanted
         if value in cotangents
     }

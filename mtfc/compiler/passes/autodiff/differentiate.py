@@ -34,7 +34,7 @@ from mtfc.compiler.ir.training import (
     updated,
 )
 from mtfc.compiler.ir.training_flag import bound
-from mtfc.compiler.ir.types import FLOATS, Dim, scalar
+from mtfc.compiler.ir.types import FLOATS, Dim, Layout, scalar
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.autodiff.backward import backward
 from mtfc.compiler.passes.autodiff.loop_gradient import with_constant_unbounded_loops
@@ -56,7 +56,7 @@ from mtfc.compiler.passes.autodiff.micro_batches import (
     with_micro_dim,
 )
 from mtfc.compiler.passes.autodiff.parameter_averages import averages_of
-from mtfc.compiler.passes.autodiff.update_equations import ParameterUpdate, gradient_norm, inlined, wide
+from mtfc.compiler.passes.autodiff.update_equations import ParameterUpdate, gradient_norm, inlined
 from mtfc.compiler.passes.autodiff.wide_sums import with_wide_sums
 from mtfc.compiler.passes.pass_base import Pass
 from mtfc.compiler.records import frozen
@@ -145,8 +145,8 @@ def gradients_function(program: Program) -> Function:
     wanted = [value for value in arguments if value.name not in program.states]
     gradients = backward(builder, forward.body, _seeds(builder, forward, program.training), wanted)
     for value in wanted:
-        if value not in gradients:
-            gradients[value] = builder.zeros(value.type)
+        found = gradients.get(value)
+        gradients[value] = builder.cast(found, value.type.dtype) if found else builder.zeros(value.type)
     outputs = [Output(f"d_{value.name}", gradients[value]) for value in wanted]
     function = Function("gradients", forward.arguments, tuple(builder.body), (*forward.handed_out, *outputs))
     return rename_values(function, _named_gradients(builder.body, gradients))
@@ -163,7 +163,7 @@ def clipped(
 
 def _times(builder: Builder, gradient: Value, scale: Value) -> Value:
     """Multiply a gradient by an f32 scale, which may be too small for f16; round the product once."""
-    product = wide(builder, gradient)
+    product = builder.wide(gradient)
     return builder.cast(builder("mul", product, builder.cast(scale, product.type.dtype)), gradient.type.dtype)
 
 
@@ -206,6 +206,7 @@ def _scaled_gradients(
     start = seed(builder, _minimized(forward, training), training.loss_scale, scale, share, weight)
     seeds = {_minimized(forward, training): start}
     found = backward(builder, forward.body, seeds, _trained(forward, training))
+    found = {value: builder.cast(gradient, value.type.dtype) for value, gradient in found.items()}
     return with_wide_sums(builder, found, training.reduce, forward.outputs) if training.reduce else found
 
 
@@ -214,7 +215,11 @@ def _minimized(forward: Function, training: Training) -> Value:
 
 
 def _micro_batches(
-    forward: Function, training: Training, micro: Dim, is_step: bool = False
+    forward: Function,
+    training: Training,
+    micro: Dim,
+    layout: Layout,
+    is_step: bool = False,
 ) -> Differentiated:
     """Return the mean outputs and gradients over a loop's micro-batches.
 
@@ -235,7 +240,7 @@ def _micro_batches(
 
     scale = state.scale.value if state else None
     totals, sums, states = over_micro_batches(
-        builder, forward, arguments, micro, names, weights, gradients, scale
+        builder, forward, arguments, micro, names, weights, gradients, layout, scale
     )
     shares = {name: inverse(builder, totals[by]) for name, by in weights.items()}
     if weights:
@@ -252,7 +257,9 @@ def _micro_batches(
     return Differentiated(builder, arguments, outputs, sums, states, state)
 
 
-def gradient_functions(program: Program, training: Training, micro: Dim | None) -> Iterator[Function]:
+def gradient_functions(
+    program: Program, training: Training, micro: Dim | None, layout: Layout
+) -> Iterator[Function]:
     """Yield the parts of a step that compute loss and gradients, so that another optimizer can replace the file's.
 
     `batch_gradients` is for one batch, `step_gradients` for several micro-batches, and `clip_gradients` scales the gradients of
@@ -262,7 +269,7 @@ def gradient_functions(program: Program, training: Training, micro: Dim | None) 
     forward = bound(program.function("forward"), training=True)
     yield _gradients("batch_gradients", _whole_batch(forward, training), training, program.states)
     if micro is not None:
-        found = _micro_batches(forward, training, micro)
+        found = _micro_batches(forward, training, micro, layout)
         yield _gradients("step_gradients", found, training, program.states)
     if training.clip is not None:
         yield _clipping(forward, training, training.clip, program.states)
@@ -353,11 +360,12 @@ def with_step(program: Program, training: Training, with_gradients: bool = False
     forward, micro = bound(program.function("forward"), training=True), None
     if training.accumulate > 1:
         program, micro = with_micro_dim(program, training.accumulate)
-    more = tuple(gradient_functions(program, training, micro)) if with_gradients else ()
+    layout = program.layout or Layout("none")
+    more = tuple(gradient_functions(program, training, micro, layout)) if with_gradients else ()
     found = (
         _whole_batch(forward, training, is_step=True)
         if micro is None
-        else _micro_batches(forward, training, micro, is_step=True)
+        else _micro_batches(forward, training, micro, layout, is_step=True)
     )
     builder, scale = found.builder, found.scale
     names = _named_gradients(builder.body, found.gradients)

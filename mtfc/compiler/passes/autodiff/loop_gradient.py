@@ -8,6 +8,8 @@ over the iterations. It yields the cotangents of sliced operands. The backward b
   windows of a convolution, casts to a wider dtype, values that equal another one, and the layers that a pipeline's stage reads.
 - All other values are residuals: the forward loop yields them, and the backward loop slices them.
 
+Sums over the micro-batches of a pipeline are carried in f32.
+
 With `checkpoint` the only residuals are the carries and the results of attention; everything else is recomputed.
 
 Residuals are stacked along the loop's dimension. A value that already has this dimension is renamed before it is yielded.
@@ -18,11 +20,12 @@ A loop with `while` first becomes a loop that runs all iterations and keeps its 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import attrs
 
-from mtfc.compiler.analysis.buffer_kinds import enlarged
+from mtfc.compiler.analysis.buffer_kinds import enlarged, readers_and_outputs, readers_of
 from mtfc.compiler.ir.builder import Builder, Names, VerifyError
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value, walk
 from mtfc.compiler.ir.loops import (
@@ -31,16 +34,19 @@ from mtfc.compiler.ir.loops import (
     carried,
     dim_of,
     has_condition,
+    is_over_ticks,
     is_unbounded,
     make_loop,
     map_regions,
     pairs,
     region_of,
+    sliced_type,
 )
 from mtfc.compiler.ir.ops import has_trait
+from mtfc.compiler.ir.ops.creation import VALUE
 from mtfc.compiler.ir.printer import equation_text
 from mtfc.compiler.ir.rewrite import Substitution, fresh_copy, names_of
-from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Dim
+from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Dim, scalar
 from mtfc.compiler.records import define, frozen
 
 
@@ -266,7 +272,10 @@ def _leave_out(body: LoopBody) -> None:
 
 @frozen
 class Carry:
-    """A carry of the backward loop: initial value, argument, updated value, and the forward argument whose cotangent it is."""
+    """A carry of the backward loop: initial value, argument, updated value, and the forward argument whose cotangent it is.
+
+    The argument of a sum may be wider than its cotangent.
+    """
 
     start: Value
     value: Value
@@ -278,11 +287,15 @@ class Carry:
 class BackwardLoop:
     """Collects the arguments and outputs of the backward loop; `outer` builds around the loop, `inner` inside it.
 
-    given: operands that are no carries, with their arguments.
+    given: operands that are no carries, with their arguments. in_stage: True for the loop over the layers of a pipeline's stage.
+    adds_micro_batches: True for this loop, and for the one over ticks.
     """
 
     outer: Builder
     inner: Builder
+    dim: Dim
+    in_stage: bool
+    adds_micro_batches: bool
     carries: list[Carry] = attrs.field(factory=list)
     given: list[tuple[Value, Argument]] = attrs.field(factory=list)
     yields: list[tuple[Output, Argument]] = attrs.field(factory=list)
@@ -290,14 +303,28 @@ class BackwardLoop:
     def cotangent(self, owner: Argument, seed: Value, total: Value | None, grad: Value | None) -> None:
         """Carry the cotangent of a forward carry: each iteration maps the one after it to the one before it."""
         after = self.inner.ordered(grad, seed.type.dims) if grad else self.inner.zeros(seed.type)
+        after = self.inner.cast(after, seed.type.dtype)
         start = self.outer.ordered(total, seed.type.dims) if total else self.outer.zeros(seed.type)
         self.carries.append(Carry(start, seed, after, owner))
 
-    def sum(self, owner: Argument, grad: Value) -> None:
-        """Carry the sum of an invariant argument's cotangents over all iterations."""
-        value = Value(self.inner.names.fresh(f"d_{owner.value.name}"), owner.value.type)
-        after = self.inner.ordered(self.inner("add", value, grad), value.type.dims)
-        self.carries.append(Carry(self.outer.zeros(value.type), value, after, owner))
+    def sum(self, owner: Argument, operand: Value, grad: Value, is_alone: bool) -> None:
+        """Carry the sum of an argument's cotangents over all iterations; over micro-batches in f32 at least.
+
+        The cotangents of a sliced argument are added to their slices of the sum. is_alone: True if `grad` has no other use.
+        """
+        inner, is_narrow = self.inner, ITEM_BYTES[operand.type.dtype] < ITEM_BYTES["f32"]
+        wide = "f32" if self.adds_micro_batches and is_narrow else operand.type.dtype
+        total = Value(inner.names.fresh(f"d_{owner.value.name}"), operand.type.unsplit().with_dtype(wide))
+        if owner.role == "sliced":
+            number = Value(inner.names.fresh("number"), scalar("i32"))
+            self.given.append((self.outer("range", dim=self.dim), Argument(number, "sliced")))
+            grad = inner.cast(inner.ordered(grad, sliced_type(total.type, self.dim).dims), wide)
+            after = inner("add_at", total, grad, number, dim=self.dim)
+        else:
+            after = added(inner, total, grad) if is_alone else inner("add", total, inner.cast(grad, wide))
+        self.carries.append(
+            Carry(self.outer.zeros(total.type), total, inner.ordered(after, total.type.dims), owner)
+        )
 
     def append(self, name: str, like: Equation) -> Equation:
         """Append the loop and return it."""
@@ -315,6 +342,51 @@ class BackwardLoop:
         return [*(carry.owner for carry in self.carries), *(owner for _, owner in self.yields)]
 
 
+def added(build: Builder, total: Value, term: Value) -> Value:
+    """Return the sum of a carried total and a term without other uses, in the dtype of the total.
+
+    The total is changed in place if the term has elements at some indices, or is the sum of an inner loop, which then starts at
+    the total.
+    """
+    makers = {v: eqn for eqn in build.body for v in eqn.results}
+    maker, dtype = makers.get(term), total.type.dtype
+    if maker is not None and maker.regions and term not in readers_of(build.body):
+        number = maker.results.index(term)
+        start = maker.operands[number] if _is_sum(maker, number) else term
+        if start.type == total.type and _is_zero(makers.get(start)):
+            operands = (*maker.operands[:number], total, *maker.operands[number + 1 :])
+            build.replace(maker, attrs.evolve(maker, operands=operands))
+            return term
+    if maker is not None and has_trait(maker, "scatter") and term.type.dims == total.type.dims:
+        updates, ids = maker.operands
+        if {*ids.type.dims} <= {*total.type.dims}:
+            return build("add_at", total, build.cast(updates, dtype), ids, dim=maker.attrs["dim"])
+    return build("add", total, build.cast(term, dtype))
+
+
+def _is_zero(eqn: Equation | None) -> bool:
+    return eqn is not None and has_trait(eqn, "filled") and VALUE.of(eqn.attrs) == 0
+
+
+def _is_sum(loop: Equation, number: int) -> bool:
+    """Return True if a result of a loop is a carry to which each iteration only adds terms."""
+    region = region_of(loop)
+    if number >= len(carried(region)):
+        return False
+    held, after, uses = (
+        region.arguments[number].value,
+        region.outputs[number].value,
+        readers_and_outputs(region),
+    )
+    (adding, *others) = uses.get(held, [None])
+    if adding is None or others or adding.operands.count(held) > 1 or uses[after] != [None]:
+        return False
+    if adding.regions:
+        place = adding.operands.index(held)
+        return adding.results[place : place + 1] == (after,) and _is_sum(adding, place)
+    return has_trait(adding, "add", "in_place") and adding.operands[0] == held and adding.results == (after,)
+
+
 def _connect(loop: BackwardLoop, eqn: Equation, body: LoopBody, totals: Mapping[str, Value | None]) -> None:
     """Add the cotangents that enter and leave the backward loop."""
     updated = {argument.value.name: argument for argument in carried(body.region)}
@@ -329,11 +401,15 @@ def _connect(loop: BackwardLoop, eqn: Equation, body: LoopBody, totals: Mapping[
         assert total is not None, "a yielded output has a seed because its stack has a cotangent"
         stack = loop.outer.ordered(total, (dim_of(eqn), *seed.type.dims))
         loop.given.append((stack, Argument(seed, "sliced")))
-    for argument in body.region.arguments:
+    grads = Counter(body.grads.values())
+    for operand, argument in pairs(eqn):
         grad = body.grads.get(argument.value)
-        if grad is not None and argument.role == "invariant":
-            loop.sum(argument, grad)
+        if grad is not None and (
+            argument.role == "invariant" or (argument.role == "sliced" and loop.in_stage)
+        ):
+            loop.sum(argument, operand, grad, grads[grad] == 1)
         elif grad is not None and argument.role == "sliced":
+            grad = loop.inner.cast(grad, argument.value.type.dtype)
             loop.yields.append((Output(loop.inner.names.fresh(f"d_{argument.value.name}"), grad), argument))
 
 
@@ -396,7 +472,8 @@ def pull_back(
     extended = _extended(builder, eqn, body, residuals)
 
     body.builder.span, body.builder.body = eqn.span, [*again, *body.backward]
-    loop = BackwardLoop(builder, body.builder)
+    in_stage = not is_over_ticks(eqn) and any(has_trait(each, "mask_gradient") for each in region.body)
+    loop = BackwardLoop(builder, body.builder, dim_of(eqn), in_stage, in_stage or is_over_ticks(eqn))
     _connect(loop, eqn, body, given)
     stacks = zip(extended.results[len(eqn.results) :], residuals.yielded, strict=True)
     loop.given += [*residuals.given, *((stack, Argument(o.value, "sliced")) for stack, o in stacks)]

@@ -2,19 +2,26 @@
 
 Only the activations of one slice are alive at a time. An output may be weighed by another one, such as a number of tokens: sums
 of weight times value, divided by the sum of the weights, are what one large batch gives for a mean over these tokens.
+
+The loop carries the gradients of a pipeline as the pipeline does, and reads the layers of interleaved pipelines as the stages do:
+layers and gradients move between their stored form and that of the stages once a step, not once a micro-batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import attrs
 
+from mtfc.compiler.analysis.buffer_kinds import readers_of
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Value, walk
 from mtfc.compiler.ir.loops import (
     MICRO_BATCHES,
+    by_role,
     is_over_micro_batches,
+    is_over_ticks,
     make_loop,
     pairs,
     plain_loop,
@@ -23,8 +30,8 @@ from mtfc.compiler.ir.loops import (
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.collectives import axes_of
 from mtfc.compiler.ir.rewrite import Substitution, fresh_copy, names_of
-from mtfc.compiler.ir.types import FLOATS, Dim, TensorType, scalar
-from mtfc.compiler.passes.autodiff.update_equations import wide
+from mtfc.compiler.ir.types import FLOATS, Dim, Layout, Rules, TensorType, scalar
+from mtfc.compiler.passes.autodiff.loop_gradient import added
 
 Gradients = Callable[[Builder, Function, "Value | None", "Value | None"], Mapping[Value, Value]]
 """Appends to the builder the gradients of a function's parameters for a loss scale and a weight: parameter -> gradient."""
@@ -61,6 +68,7 @@ def over_micro_batches(
     outputs: Sequence[str],
     weights: Mapping[str, str],
     gradients: Gradients,
+    layout: Layout,
     scale: Value | None = None,
 ) -> tuple[dict[str, Value], dict[Value, Value], dict[str, Value]]:
     """Append the loop; return the sums over micro-batches of the named `outputs` and of each parameter's gradient.
@@ -76,7 +84,7 @@ def over_micro_batches(
     inner.body = list(body.body)
     scaled = Value(inner.names.fresh(scale.name), scale.type) if scale else None
     given = {output.name: output.value for output in body.handed_out}
-    numbers = {by: wide(inner, _as_float(inner, given[by])) for by in dict.fromkeys(weights.values())}
+    numbers = {by: inner.wide(_as_float(inner, given[by])) for by in dict.fromkeys(weights.values())}
     weight = numbers[weights[outputs[0]]] if weights else None
     found = gradients(inner, body, scaled, weight)
     outside = dict(zip((a.value for a in body.arguments), (a.value for a in arguments), strict=False))
@@ -88,20 +96,74 @@ def over_micro_batches(
     if weight:
         is_there = _is_there(inner, weight)
         found = {parameter: inner("mask", is_there, g) for parameter, g in found.items()}
-    added = {name: wide(inner, _as_float(inner, given[name])) for name in outputs} | numbers
-    added |= {name: _weighed(inner, added[name], numbers[by]) for name, by in weights.items()}
-    sums = {f"sum_{name}": value for name, value in added.items()}
+    reported = {name: inner.wide(_as_float(inner, given[name])) for name in outputs} | numbers
+    reported |= {name: _weighed(inner, reported[name], numbers[by]) for name, by in weights.items()}
+    sums = {f"sum_{name}": value for name, value in reported.items()}
     sums |= {f"d_{parameter.name}": g for parameter, g in found.items()}
-    states = replaced_by(body)
-    region = _region(inner, body, sums, states)
+    states, views = replaced_by(body), list[list[Equation]]()
+    for name, value in sums.items():
+        sums[name], view = _before_views(inner.body, value)
+        views.append(view)
+    region = _region(inner, body, sums, states, layout.params == Rules())
     starts = [b.zeros(argument.value.type) for argument in region.arguments[: len(sums)]]
     operands = [*starts, *(outside[argument.value] for argument in region.arguments[len(sums) :])]
+    region, operands = _with_layers_of_stages(b, region, operands, layout.interleaved)
     loop = make_loop(b.names, region, operands, attrs.evolve(plain_loop(micro, b), stage="backward"))
     b.append(loop)
-    totals, of_gradients = loop.results[: len(added)], loop.results[len(added) : len(sums)]
+    found_sums = [_viewed(b, total, view) for total, view in zip(loop.results, views, strict=False)]
+    totals, of_gradients = found_sums[: len(reported)], found_sums[len(reported) :]
     of_parameters = {outside[p]: total for p, total in zip(found, of_gradients, strict=True)}
     new = dict(zip(states, loop.results[len(sums) :], strict=True))
-    return dict(zip(added, totals, strict=True)), of_parameters, new
+    return dict(zip(reported, totals, strict=True)), of_parameters, new
+
+
+def _before_views(body: list[Equation], value: Value) -> tuple[Value, list[Equation]]:
+    """Return the result of a pipeline's loop of which a value is only a view, and take the views out; or return the value."""
+    makers, readers = {v: eqn for eqn in body for v in eqn.results}, readers_of(body)
+    found, views = value, list[Equation]()
+    while (
+        (eqn := makers.get(found))
+        and has_trait(eqn, "reshape", "transpose")
+        and len(readers[found]) == len(views[:1])
+    ):
+        views.append(eqn)
+        (found,) = eqn.operands
+    if eqn is None or not is_over_ticks(eqn):
+        return value, []
+    body[:] = [each for each in body if each not in views]
+    return found, views[::-1]
+
+
+def _viewed(b: Builder, x: Value, views: Iterable[Equation]) -> Value:
+    """Append views of a value, and return the last one."""
+    span, stage = b.span, b.stage
+    for eqn in views:
+        b.span, b.stage = eqn.span, eqn.stage
+        x = b(eqn.op, x, name=eqn.result.name, **eqn.attrs)
+    b.span, b.stage = span, stage
+    return x
+
+
+def _with_layers_of_stages(
+    b: Builder, region: Function, operands: Sequence[Value], interleaved: Collection[str]
+) -> tuple[Function, list[Value]]:
+    """Cast and cut the layers of interleaved pipelines before the loop over micro-batches; return its region and operands."""
+    given = list(zip(operands, region.arguments, strict=True))
+    outer = {
+        a.value: v
+        for v, a in given
+        if a.role == "invariant" and not {*interleaved}.isdisjoint(a.value.type.names)
+    }
+    stored, kept = set(outer), list[Equation]()
+    for eqn in region.body:
+        if outer.keys() >= {*eqn.operands} and has_trait(eqn, "cast", "reshape", "transpose"):
+            outer[eqn.result] = _viewed(b, outer[eqn.operands[0]], [eqn])
+        else:
+            kept.append(eqn)
+    read = dict.fromkeys(v for eqn in kept for v in eqn.operands if v in outer and v not in stored)
+    given = by_role([*given, *((outer[v], Argument(v, "invariant")) for v in read)])
+    region = attrs.evolve(region, arguments=tuple(a for _, a in given), body=tuple(kept))
+    return region, [v for v, _ in given]
 
 
 def _is_there(b: Builder, weight: Value) -> Value:
@@ -148,17 +210,26 @@ def _as_float(b: Builder, value: Value) -> Value:
 
 
 def _region(
-    inner: Builder, body: Function, sums: Mapping[str, Value], states: Mapping[str, Value]
+    inner: Builder,
+    body: Function,
+    sums: Mapping[str, Value],
+    states: Mapping[str, Value],
+    is_stored_whole: bool,
 ) -> Function:
     """Return the region of one micro-batch.
 
     It carries the sum of each value of `sums` under the value's name there, and the states with their new values.
+
+    is_stored_whole: False if parameters, and so the sums of their gradients, are stored in parts that no pipeline computes with.
     """
-    arguments, outputs = [], []
+    arguments, outputs, uses = [], [], Counter(sums.values())
+    staged = {v for eqn in inner.body if is_stored_whole and is_over_ticks(eqn) for v in eqn.results}
     for name, value in sums.items():
         total = Value(inner.names.fresh(name), value.type)
         arguments.append(Argument(total, "carried"))
-        outputs.append(Output(total.name, inner("add", total, value), total.name))
+        starts = uses[value] == 1 and value in staged
+        new = added(inner, total, value) if starts else inner("add", total, value)
+        outputs.append(Output(total.name, new, total.name))
     given = {a.value.name: a for a in body.arguments if a.role == "parameter"}
     arguments += [attrs.evolve(given[name], role="carried") for name in states]
     outputs += [Output(name, value, name) for name, value in states.items()]

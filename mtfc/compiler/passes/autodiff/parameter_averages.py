@@ -21,7 +21,6 @@ from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Function, Output, Value
 from mtfc.compiler.ir.training import average_of
 from mtfc.compiler.ir.types import scalar
-from mtfc.compiler.passes.autodiff.update_equations import wide
 from mtfc.compiler.records import define
 
 AVERAGED = "averaged"
@@ -71,7 +70,7 @@ def averages_of(
     found = Averages(state, [Output(state.value.name, steps, state.value.name)])
     names = {value.name for value in trained}
     for output in (each for each in outputs if each.updates in names):
-        new = wide(builder, output.value)
+        new = builder.wide(output.value)
         old = Value(builder.names.fresh(average_of(str(output.updates))), new.type)
         step = builder("mul", builder("sub", new, old), builder.cast(weight, new.type.dtype))
         moved = builder("add", old, step, name=old.name)

@@ -18,22 +18,16 @@ from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.creation import VALUE
 from mtfc.compiler.ir.rewrite import Substitution
 from mtfc.compiler.ir.training import GRAD_NORM, of_role
-from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Dim, TensorType
+from mtfc.compiler.ir.types import Dim, TensorType
 from mtfc.compiler.passes.autodiff.backward import total
 
 
 def gradient_norm(builder: Builder, gradients: Iterable[Value]) -> Value:
     """Append the Euclidean norm of all gradients together, f32[]. Gradients of 16 bits are squared and summed in 32."""
-    found = (wide(builder, gradient) for gradient in gradients)
+    found = (builder.wide(gradient) for gradient in gradients)
     squares = [builder("sum", builder("square", x), over=x.type.dims) for x in found]
     summed = total(builder, [builder.cast(square, "f32") for square in squares])
     return builder("sqrt", summed, name=GRAD_NORM)
-
-
-def wide(builder: Builder, value: Value) -> Value:
-    """Cast a float of 16 bits to f32; return any other value as it is."""
-    is_narrow = value.type.dtype in FLOATS and ITEM_BYTES[value.type.dtype] < ITEM_BYTES["f32"]
-    return builder.cast(value, "f32") if is_narrow else value
 
 
 def inlined(builder: Builder, function: Function) -> Value:

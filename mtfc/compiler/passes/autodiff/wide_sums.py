@@ -137,7 +137,7 @@ class SumWidener:
         region = region_of(eqn)
         outputs = dict(zip(eqn.results, region.outputs, strict=True))
         inside = [
-            value for value in asked if self.uses[value] == 1 and self._can_widen(region, outputs[value])
+            value for value in asked if self.uses[value] == 1 and self.can_widen(region, outputs[value])
         ]
         casts = [self._cast(value, self.asked[value], eqn) for value in asked if value not in inside]
         if not inside:
@@ -150,7 +150,7 @@ class SumWidener:
         results = tuple(self.asked[value] if value in inside else value for value in eqn.results)
         return [attrs.evolve(eqn, operands=operands, results=results, regions=(changed,)), *casts]
 
-    def _can_widen(self, region: Function, output: Output) -> bool:
+    def can_widen(self, region: Function, output: Output) -> bool:
         """Return True for a yielded value, and for a carry that only its own sum uses."""
         if output.updates is None:
             return True

@@ -78,6 +78,11 @@ def widened(x):
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
+def rounded(x, like):
+    """Return numbers in the dtype of others."""
+    return x.astype(like.dtype)
+
+
 @jax.jit
 def mean(*outputs):
     """Return the mean of outputs of several micro-batches, added up in 32 bits at least."""

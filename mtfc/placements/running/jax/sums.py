@@ -47,7 +47,8 @@ def summed_gradients(
     found: dict[tuple[str, int], str] = {}
     for number, (value_name, terms) in enumerate(own.items()):
         base = f"d_{short(held[value_name][0].value)}"
-        totals = {device: _added(tasks, device, names, base) for device, names in terms.items()}
+        is_narrow = ITEM_BYTES[held[value_name][0].value.type.dtype] < ITEM_BYTES["f32"]
+        totals = {device: _added(tasks, device, names, base, is_narrow) for device, names in terms.items()}
         for device, variable in _summed(tasks, held[value_name], totals, number).items():
             if weight:
                 weights = [weight(run_, device) for run_ in runs]
@@ -57,12 +58,16 @@ def summed_gradients(
     return found
 
 
-def _added(tasks: TaskList, device: int, names: Sequence[str], base: str) -> str:
-    """Return the sum of the gradients of micro-batches, added in their order, so that each can be freed early."""
-    found = names[0]
+def _added(tasks: TaskList, device: int, names: Sequence[str], base: str, is_narrow: bool) -> str:
+    """Return the sum of the gradients of micro-batches, added in their order, so that each can be freed early.
+
+    Floats of 16 bits are added in 32 bits, and rounded once.
+    """
+    rounds = is_narrow and len(names) > 1
+    found = tasks.apply(device, "widened", names[:1], [base])[0] if rounds else names[0]
     for name in names[1:]:
         found = tasks.total(device, [found, name], base)
-    return found
+    return tasks.apply(device, "rounded", [found, names[0]], [base])[0] if rounds else found
 
 
 def _summed(

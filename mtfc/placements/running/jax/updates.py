@@ -28,7 +28,7 @@ from mtfc.compiler.passes.autodiff.loss_scaling import (
     unscaled,
 )
 from mtfc.compiler.passes.autodiff.parameter_averages import averages_of
-from mtfc.compiler.passes.autodiff.update_equations import ParameterUpdate, inlined, wide
+from mtfc.compiler.passes.autodiff.update_equations import ParameterUpdate, inlined
 
 STEP = "step"
 
@@ -140,7 +140,7 @@ def squares_function(training: Training, type: TensorType) -> Function:
     Its arguments are the gradient, and the scale of the loss if it changes.
     """
     own = PieceFunction(training, type)
-    squared = own.builder("square", wide(own.builder, own.gradient))
+    squared = own.builder("square", own.builder.wide(own.gradient))
     summed = own.builder("sum", squared, over=type.dims) if type.dims else squared
     return own.function([Output("squares", own.builder.cast(summed, "f32"))])
 
