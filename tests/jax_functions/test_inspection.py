@@ -1,4 +1,4 @@
-"""The bytes that XLA's programs of a plan send, beside the predicted ones."""
+"""The verdict of XLA on plans: what its programs send, compute and keep, beside the prediction."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 import mtfc
-from mtfc.driver.jax_functions.sent_bytes import BytesComparison, SentBytes
+from mtfc.compiler.diagnostics import Span
+from mtfc.compiler.ir.types import Mesh
+from mtfc.reports.inspection import Inspection, StepFigures, Transfer
 from tests.jax_functions.models import MODELS, array
 
 
@@ -22,25 +25,38 @@ def test_all_programs_of_a_plan_send_what_is_predicted() -> None:
     function, args = MODELS["perceptron"]()
     program = mtfc.from_jax(function, *args)
     plan = program.plan({"batch": "x", "params_1": "y"}, {"x": 4, "y": 2})
-    found = plan.compare_bytes()
-    assert found.predicted.kinds == found.step.kinds == found.applied.kinds == {"all_reduce": 1828}
-    assert found.predicted.wire_bytes == found.step.wire_bytes == found.applied.wire_bytes
+    found = plan.inspect("cpu", apply=True)
+    assert found.applied is not None
+    assert found.predicted.kinds == found.compiled.kinds == found.applied.kinds == {"all_reduce": 1828}
+    assert found.predicted.wire_bytes == found.compiled.wire_bytes == found.applied.wire_bytes
+    assert found.predicted.memory["arguments"] == found.compiled.memory["arguments"]
+    assert found.predicted.total_flops == pytest.approx(found.compiled.total_flops, rel=0.01)
+    assert found.compiled.total_flops == pytest.approx(found.applied.total_flops, rel=0.01)
     assert found.exceeding == ()
 
 
 def test_the_line_where_xla_sends_more_is_named() -> None:
     weights = {"a": array(8, 16), "b": array(8, 16)}
     program = mtfc.from_jax(two_dots, weights, array(4, 8), names={"x": "batch inner"})
-    found = program.plan({"inner": "x"}, {"x": 4}).compare_bytes()
-    assert (found.predicted.kinds, found.step.kinds) == ({"all_reduce": 256}, {"all_reduce": 256})
+    found = program.plan({"inner": "x"}, {"x": 4}).inspect("cpu", apply=True)
+    assert (found.predicted.kinds, found.compiled.kinds) == ({"all_reduce": 256}, {"all_reduce": 256})
+    assert found.applied is not None
     assert found.applied.kinds == {"all_reduce": 512}
     lines, first = inspect.getsourcelines(two_dots)
     place = (__file__, first + len(lines) - 1)
     assert found.exceeding == (place,)
     assert found.verdict(place) == "only plan.step avoids it"
-    (record,) = found.record()["lines"]
-    assert (record["line"], record["predicted"], record["apply"]) == (place[1], 384, 768)
-    row = f"test_sent_bytes.py:{place[1]}      384 B       768 B            768 B  only plan.step avoids it"
+    record = found.record()
+    assert record["exceeding"] == [
+        {"file": place[0], "line": place[1], "verdict": "only plan.step avoids it"}
+    ]
+    (line,) = record["lines"]
+    assert (line["line"], line["wire_bytes_per_device"], record["apply"]["wire_bytes_per_device"]) == (
+        place[1],
+        384,
+        768,
+    )
+    row = f"test_inspection.py:{place[1]}      384 B       768 B            768 B  only plan.step avoids it"
     assert row in str(found)
 
 
@@ -59,7 +75,8 @@ def test_the_update_of_an_applied_step_computes_on_parameters_as_they_are_stored
     program = mtfc.from_jax(step, weights, weights, array(8, 16))
     stored = {"*": "data"}
     plan = program.plan({"batch": "data", "params": stored, "optimizer": stored}, {"data": 4})
-    found = plan.compare_bytes()
+    found = plan.inspect("cpu", apply=True)
+    assert found.applied is not None
     assert found.applied.kinds["all_gather"] == found.predicted.kinds["all_gather"] == 768
 
 
@@ -73,18 +90,38 @@ def test_the_users_lines_and_scopes_stay_in_applied_functions() -> None:
     text = jax.jit(plan.apply(scoped)).lower(array(8)).as_text(debug_info=True)
     sines = [line for line in text.splitlines() if "inner/sin" in line]
     assert sines
-    assert 'test_sent_bytes.py":' in text
+    assert 'test_inspection.py":' in text
 
 
-def sent(**lines: int) -> SentBytes:
-    places = {("user.py", int(name[1:])): size for name, size in lines.items()}
-    return SentBytes({("all_gather", place): size for place, size in places.items()}, places)
+def test_a_plan_needs_no_devices_of_its_own_process() -> None:
+    """The step is compiled in a child: this process has too few devices for 64, and `apply` would need them."""
+    program = mtfc.from_jax(two_dots, {"a": array(8, 16), "b": array(8, 16)}, array(64, 8))
+    plan = program.plan({"batch": "x"}, {"x": 64})
+    found = plan.inspect("cpu")
+    assert (found.mesh.devices, found.predicted.kinds, found.compiled.kinds) == (64, {}, {})
+    with pytest.raises(mtfc.Unavailable, match="64"):
+        plan.inspect("cpu", apply=True)
+    with pytest.raises(ValueError, match="has 8 devices, and the mesh 64"):
+        plan.inspect("cpu:8")
+
+
+def sent(**lines: int) -> StepFigures:
+    places = [(Span("user.py", int(name[1:]), 1, 1, 1), size) for name, size in lines.items()]
+    return StepFigures(
+        {}, (), (), tuple((span, Transfer("all_gather", 1, 2, None, 1, size, size)) for span, size in places)
+    )
+
+
+def inspection(*figures: StepFigures) -> Inspection:
+    return Inspection(
+        "f", "forward pass", None, "given", Mesh("m", (("x", 2),)), "cpu:2", "XLA", 0.0, *figures
+    )
 
 
 def test_verdicts() -> None:
     """Lines count only in programs that send more as a whole."""
     known = sent(_1=10, _2=10)
-    found = BytesComparison(known, known, sent(_1=10, _2=30, _3=5), sent(_1=60, _2=40, _3=5))
+    found = inspection(known, known, sent(_1=10, _2=30, _3=5), sent(_1=60, _2=40, _3=5))
     assert [line for _, line in found.exceeding] == [1, 2, 3]
     assert [found.verdict(place) for place in found.exceeding] == [
         "plan.apply mends it",
@@ -92,6 +129,6 @@ def test_verdicts() -> None:
         "only plan.step avoids it",
     ]
     elsewhere = sent(_3=20)
-    assert BytesComparison(known, known, elsewhere, elsewhere).exceeding == ()
-    mended = BytesComparison(known, known, elsewhere, sent(_3=90))
+    assert inspection(known, known, elsewhere, elsewhere).exceeding == ()
+    mended = inspection(known, known, elsewhere, sent(_3=90))
     assert [mended.verdict(place) for place in mended.exceeding] == ["plan.apply mends it"]

@@ -1,23 +1,14 @@
-"""The TPU compiler, without a TPU: libtpu compiles ahead of time for a topology that is only described.
-
-The compiled text has the cycles that the compiler expects each kernel to take, without collectives (`cycles`).
-"""
+"""The TPU compiler, without a TPU: libtpu compiles ahead of time for a topology that is only described."""
 
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Mapping
 from importlib.util import find_spec
+from math import prod
 from typing import Any
 
 from mtfc.backends.common.devices import Unavailable, import_jax
 from mtfc.backends.common.tpu_flags import FUSION_FLAGS, TPU_VARIABLE, V5E, fusion_flags
-from mtfc.backends.hlo import CALLED, Instruction, computations, iterations, limit
-from mtfc.backends.jax.runtime import lowered
-from mtfc.compiler.ir.core import Program
-
-CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 
 CLOCKS = {"v2": 700e6, "v3": 940e6, "v4": 1050e6, "v5e": 1500e6, "v5p": 1750e6, "v6e": 1750e6}
 """Generation -> cycles per second.
@@ -27,11 +18,39 @@ ISCA 2023. The others follow from their peaks: a v5e chip has 4 matrix units of 
 equivalent of 16.
 """
 
+FLAT = ("v2", "v3", "v5e", "v6e")
+"""The generations whose chips lie in a rectangle. The others have three sides."""
+
+CORES = {"v2": 2, "v3": 2, "v7x": 2}
+"""Generation -> the devices of a chip, if these are several."""
+
+NAMES = {"v7x": "tpu7x"}
+"""Generation -> its name in libtpu, where this is another one."""
+
 CHIPS = {"v2": "0x0027", "v3": "0x0027", "v4": "0x005e", "v5e": V5E}
 """Generation -> the PCI device number of its chips, of those whose flags differ."""
 
 CONFIGURATIONS = {"v4": "megacore"}
 """Generation -> the chip configuration to ask libtpu for. On v4, `megacore` makes one device of the two cores, as on v5p."""
+
+WITHOUT_TPU = {
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+    "TPU_MIN_LOG_LEVEL": "3",
+    "TPU_STDERR_LOG_LEVEL": "3",
+}
+"""Variables without which libtpu looks for a TPU that is not there, warns of it, and lets one process at a time compile."""
+
+
+def smallest(generation: str, count: int) -> str:
+    """Return the smallest topology of a generation with at least so many devices, such as `v5e:4x4`."""
+    sides = [2, 2] if generation in FLAT else [2, 2, 1]
+    while prod(sides) * CORES.get(generation, 1) < count:
+        shortest = min(range(len(sides)), key=lambda i: (sides[i], -i))
+        sides[shortest] *= 2
+    return f"{generation}:{'x'.join(map(str, sorted(sides) if generation in FLAT else sides))}"
 
 
 def topology(name: str) -> list[Any]:
@@ -41,18 +60,23 @@ def topology(name: str) -> list[Any]:
     """
     import_jax()
     if find_spec("libtpu") is None:
-        raise Unavailable("compiling for TPUs needs the package libtpu: pip install libtpu")
-    os.environ[TPU_VARIABLE] = _flags(os.environ[TPU_VARIABLE], CHIPS.get(name.split(":")[0], ""))
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # there is no TPU to ask about itself
+        raise Unavailable("compiling for TPUs needs the package libtpu: pip install 'mtfc[tpu]'")
+    generation, _, shape = name.partition(":")
+    os.environ[TPU_VARIABLE] = _flags(os.environ[TPU_VARIABLE], CHIPS.get(generation, ""))
+    for variable, value in WITHOUT_TPU.items():
+        os.environ.setdefault(variable, value)
     from jax.experimental import topologies
 
-    configuration = CONFIGURATIONS.get(name.split(":")[0])
+    configuration = CONFIGURATIONS.get(generation)
     options = {"chip_config_name": configuration} if configuration else {}
     try:
-        described = topologies.get_topology_desc(platform="tpu", topology_name=name, **options)
+        described = topologies.get_topology_desc(
+            platform="tpu", topology_name=f"{NAMES.get(generation, generation)}:{shape}", **options
+        )
         return list(described.devices)
     except Exception as error:  # whatever the plugin raises
-        raise Unavailable(f"libtpu does not describe the topology {name}: {error}") from error
+        reason = str(error).splitlines()[0]
+        raise Unavailable(f"libtpu does not describe the topology {name}: {reason}") from error
 
 
 def _flags(given: str, chip: str) -> str:
@@ -61,14 +85,6 @@ def _flags(given: str, chip: str) -> str:
     names = {flag.split("=")[0] for flag in kept}
     added = fusion_flags(chip)  # type: ignore[no-untyped-call]
     return " ".join([*kept, *(flag for flag in added if flag.split("=")[0] not in names)])
-
-
-def compiled(program: Program, name: str, function: str | None = None) -> Any:
-    """Compile a function of the lowered program for a topology, on as many of its devices as the mesh has.
-
-    Returns a `jax.stages.Compiled`.
-    """
-    return lowered(program, function, topology(name)).compile()
 
 
 def text(executable: Any) -> str:
@@ -85,28 +101,3 @@ def text(executable: Any) -> str:
         raise Unavailable(
             f'{pair}: install the one that it asks for, pip install "jax[tpu]" ({error})'
         ) from error
-
-
-def cycles(hlo: str) -> int:
-    """Return the cycles that the TPU compiler expects one device to compute in one run; loops count once per iteration.
-
-    Collectives count nothing, and neither do kernels without an estimate, such as copies in the background.
-    """
-    known: dict[str, int] = {}
-    limits: dict[str, int] = {}
-    name = ""
-    for name, instructions in computations(hlo):
-        limits |= limit(name, instructions, limits)
-        known[name] = sum(_cycles(instruction, known, limits) for instruction in instructions)
-    return known.get(name, 0)
-
-
-def _cycles(instruction: Instruction, known: Mapping[str, int], limits: Mapping[str, int]) -> int:
-    """Return the cycles of an instruction. The estimate of a kernel includes everything that is fused into it."""
-    if instruction.collective:
-        return 0
-    if instruction.opcode in ("while", "call", "conditional"):
-        inside = sum(known.get(callee, 0) for callee in CALLED.findall(instruction.rest))
-        return inside and inside * iterations(instruction, limits)
-    found = CYCLES.search(instruction.rest)
-    return int(found[1]) if found else 0
