@@ -14,7 +14,7 @@ from benchmarks.steps import Case
 from mtfc.backends.jax import runtime
 from mtfc.compiler.cost.effects.memory import memory_of, memory_on
 from mtfc.compiler.cost.sizes import Numbers, whole
-from mtfc.driver.inspecting import XLA_FOR_CPUS
+from mtfc.driver.compiled_step import XLA_FOR_CPUS
 
 SMALL = {"batch": 32, "length": 128, "vocab": 1024, "d_model": 128, "d_k": 32, "d_ff": 512, "layers": 4}
 LLAMA = {**SMALL, "kv_heads": 4, "sharers": 2}

@@ -607,7 +607,7 @@ def inspect(path: PathOption, target: str = "cpu", **options: Unpack[Compilation
     prediction; `record()` is that of `mtfc inspect --format json`. Raises `Unavailable` where the target cannot be compiled for,
     and `ValueError` for an unknown one.
     """
-    from mtfc.driver.inspecting import inspect as inspected
+    from mtfc.driver.inspect import inspect as inspected
 
     choice = choice_of(**options)
     with _showing(sources := Sources()):

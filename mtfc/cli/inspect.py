@@ -26,7 +26,7 @@ REQUIRED = "target"
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
-    from mtfc.driver.inspecting import inspect
+    from mtfc.driver.inspect import inspect
 
     found = inspect(options.file, options.target, chosen(options), sources, options.apply)
     return show(found, options, sources)

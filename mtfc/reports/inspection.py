@@ -1,4 +1,4 @@
-"""What compilers make of a step, beside its prediction: memory, FLOPs, cycles and collectives, as text and as JSON."""
+"""Records of a step as a compiler makes it, beside its prediction: memory, FLOPs, cycles and collectives, as text and as JSON."""
 
 from __future__ import annotations
 

@@ -9,9 +9,9 @@ import pytest
 
 import mtfc
 from mtfc.backends.jax.tpu_topologies import smallest
-from mtfc.driver import inspecting
+from mtfc.driver import compiled_step
+from mtfc.driver.compiled_step import CompileTarget, XlaProgram
 from mtfc.driver.errors import FailedRequest
-from mtfc.driver.inspecting import CompileTarget, XlaProgram
 from mtfc.reports.inspection import Inspection
 from tests.cli.conftest import Mtfc
 
@@ -23,7 +23,16 @@ CASES = {
     "moe_lm": (
         "hybrid",
         "rows:2;cols:2",
-        {"batch": 8, "groups": 4, "length": 32, "vocab": 64, "d_model": 32, "d_k": 8, "d_ff": 64, "layers": 2},
+        {
+            "batch": 8,
+            "groups": 4,
+            "length": 32,
+            "vocab": 64,
+            "d_model": 32,
+            "d_k": 8,
+            "d_ff": 64,
+            "layers": 2,
+        },
     ),
 }
 
@@ -176,7 +185,7 @@ def test_a_program_that_the_compiler_refuses_has_status_1(
     mtfc: Mtfc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused = XlaProgram(compiler="libtpu 1", failed="RESOURCE_EXHAUSTED: used 20 GiB of 16")
-    monkeypatch.setattr(inspecting, "results", lambda *_: iter([refused]))
+    monkeypatch.setattr(compiled_step, "results", lambda *_: iter([refused]))
     with pytest.raises(FailedRequest, match="libtpu 1 does not compile this for cpu: RESOURCE_EXHAUSTED"):
         mtfc_inspect()
     found = mtfc("inspect", str(EXAMPLES / "two_layer.mtf"), "--target", "cpu")

@@ -436,10 +436,20 @@ class Plan:
         devices of this process. Print the result for tables. Nothing is computed. Raises `Unavailable`, and `ValueError` for an
         unknown target.
         """
-        from mtfc.driver.inspecting import CompileTarget
+        from mtfc.driver.compiled_step import CompileTarget
         from mtfc.driver.jax_functions.inspection import inspect_plan
 
-        return inspect_plan(self, CompileTarget.of(target), apply)
+        return inspect_plan(self.program, CompileTarget.of(target), self.lowered if apply else None)
+
+    def lowered(self, devices: Sequence[Any]) -> list[Any]:
+        """Return `apply()`, and the function with the shardings of arguments and results alone, lowered for devices."""
+        import jax
+
+        plan = attrs.evolve(self, has_explicit_axes=False, devices=tuple(devices))
+        args, kwargs = plan.abstract_arguments
+        with jax.sharding.set_mesh(plan.mesh):
+            jitted = (jax.jit(f, out_shardings=plan.out_shardings) for f in (plan.apply(), plan.function))
+            return [each.lower(*args, **kwargs) for each in jitted]
 
     @property
     def _device(self) -> Device | None:

@@ -1,4 +1,4 @@
-"""The verdict of the real compiler on a step, beside the prediction: for `mtfc inspect`, `mtfc.inspect` and `plan.inspect`.
+"""Compile a step for a target, and put what the compiler makes of it beside the prediction.
 
 A child process compiles our own program, so that the devices, the flags and the end of the compiler are the child's own.
 `plan.apply` is a function of the user's process, and is compiled there.
@@ -28,9 +28,6 @@ from mtfc.compiler.cost.volumes import charges
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Function, Program, source_file, walk
 from mtfc.driver.errors import FailedRequest, UsageError
-from mtfc.driver.loading.choice import Choice
-from mtfc.driver.loading.selection import select
-from mtfc.driver.loading.sources import Sources
 from mtfc.driver.verification.checks import Check, Remade, results
 from mtfc.frontend.hardware_targets import find_hardware, library_machines
 from mtfc.reports.inspection import Inspection, StepFigures, Transfer
@@ -195,7 +192,7 @@ def compilations(program: Program, function: str, target: CompileTarget) -> Sequ
 def compiled_program(program: Program, function: str, target: CompileTarget) -> XlaProgram:
     """Compile a function of a lowered program in a child process. Raises `Unavailable` and `FailedRequest`."""
     given = program, function, target
-    remade = Remade("mtfc.driver.inspecting:compilations", given)
+    remade = Remade("mtfc.driver.compiled_step:compilations", given)
     platforms = {} if target.platform == "gpu" else {"JAX_PLATFORMS": "cpu"}
     (found,) = results(compilations(*given), remade, None, platforms)
     return checked(found, target)
@@ -296,24 +293,11 @@ def generated_places(program: Program, function: Function) -> Callable[[Frames],
 # Inspection
 
 
-def inspect(file: str, target: str, choice: Choice, sources: Sources, applied: bool = False) -> Inspection:
-    """Compile the step of the chosen layout for a target. applied: compile `plan.apply` of a function of JAX, too.
-
-    Raises `CompileError`, `UsageError`, `Unavailable` and `FailedRequest`.
-    """
-    wanted = CompileTarget.of(target)
-    if choice.source is not None:
-        from mtfc.driver.jax_functions.inspection import inspect_function
-
-        return inspect_function(file, wanted, choice, sources, applied)
-    if applied:
-        raise UsageError("--apply is for functions of JAX: a .mtf file has one program")
-    selection = select(file, choice, sources)
-    return inspected(selection.cases[0].lower(selection.program), wanted)
-
-
 def inspected(program: Program, target: CompileTarget) -> Inspection:
-    """Compile the step of a lowered program, or its forward pass if it does not train. Raises as `inspect`."""
+    """Compile the step of a lowered program, or its forward pass if it does not train.
+
+    Raises `UsageError`, `Unavailable` and `FailedRequest`.
+    """
     name = "step" if program.has_function("step") else "forward"
     function, count = program.function(name), program.placed_on.devices
     full_name = target.named(count)
