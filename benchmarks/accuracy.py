@@ -169,7 +169,10 @@ def _beside_compiled(
     step = jax_runtime.lowered(program, "step", tpu_topologies.topology(topology)).compile()
     text = tpu_topologies.text(step)
     cycles = hlo.cycles(text)
-    compiled, hardware = cycles / tpu_topologies.CLOCKS[generation], find_hardware(f"tpu_{generation}", {})
+    compiled, hardware = (
+        cycles / tpu_topologies.GENERATIONS[generation].clock,
+        find_hardware(f"tpu_{generation}", {}),
+    )
     said_nothing_of = unpooling(program.function("step"), program.placed_on, hardware.device)
     computation = predicted(program, hardware).total.compute - said_nothing_of
     yield Figure(f"{case.name} on TPU {generation}: cycles of computation", cycles, "")

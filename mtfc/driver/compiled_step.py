@@ -1,7 +1,6 @@
 """Compile a step for a target, and put what the compiler makes of it beside the prediction.
 
 A child process compiles our own program, so that the devices, the flags and the end of the compiler are the child's own.
-`plan.apply` is a function of the user's process, and is compiled there.
 """
 
 from __future__ import annotations
@@ -13,24 +12,24 @@ from typing import Any
 
 import attrs
 
-from mtfc.backends.common.devices import Unavailable, devices, import_jax
+from mtfc.backends.common.devices import Unavailable, devices, import_jax, of_kind
 from mtfc.backends.common.module import parts
-from mtfc.backends.hlo import CYCLES_OF, FLOPS, UNKNOWN, WIRE, Frames, Item, work
-from mtfc.backends.jax.tpu_topologies import CLOCKS, CORES, smallest, text, topology
+from mtfc.backends.hlo import CYCLES_OF, UNKNOWN, WIRE, Frames, Item, work
+from mtfc.backends.jax.tpu_topologies import GENERATIONS, smallest, text, topology
 from mtfc.backends.registry import BACKENDS
 from mtfc.compiler.activity import doing
-from mtfc.compiler.cost.device_models import expected_memory
-from mtfc.compiler.cost.effects.memory import memory_of, padded
+from mtfc.compiler.cost.effects.memory import padded
 from mtfc.compiler.cost.hardware import Device, Hardware, Rate
 from mtfc.compiler.cost.sizes import Numbers, bytes_of, whole
 from mtfc.compiler.cost.step_time import step_time
-from mtfc.compiler.cost.volumes import charges
+from mtfc.compiler.cost.volumes import Charge, PlacedCost, SentVolume, layout_cost
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Function, Program, source_file, walk
+from mtfc.compiler.ir.ops.collectives import KINDS
 from mtfc.driver.errors import FailedRequest, UsageError
 from mtfc.driver.verification.checks import Check, Remade, results
 from mtfc.frontend.hardware_targets import find_hardware, library_machines
-from mtfc.reports.inspection import Inspection, StepFigures, Transfer
+from mtfc.reports.inspection import Inspection, StepFigures
 
 XLA_FOR_CPUS = Device(
     flops={"f32": Rate.constant(1e11), "bf16": Rate.constant(5e10)},
@@ -40,97 +39,71 @@ XLA_FOR_CPUS = Device(
 )
 """A device with the facts that change the memory of programs for CPUs; its rates say nothing."""
 
-MOST_DEVICES = 512
-"""The most virtual devices that programs are compiled for."""
-
 HOURS = 4 * 3600.0
 
-EXPECTED = "expected cpu, cpu:8, gpu, gpu:8, a machine such as tpu_v5e or h100, or a topology of TPUs such as v5e:4x4"
-
-TARGET = re.compile(
-    r"(?:tpu_)?(?P<tpu>v\d+\w?)(?::(?P<shape>\d+(?:x\d+)+))?|(?P<other>\w+)(?::(?P<count>\d+))?"
-)
+TARGET = re.compile(r"(?:tpu_)?(v\d\w?)(?::(\d+(?:x\d+)+))?|(\w+?)(?::([1-9]\d*))?")
 
 
 @attrs.frozen
 class CompileTarget:
-    """The devices to compile for. generation: that of TPUs. shape: the topology, such as `4x4`. count: the number of devices.
-
-    machine: the machine of the library that the devices are.
-    """
+    """The devices to compile for. machine: `cpu`, `gpu`, or the name of a machine. place: a topology of TPUs, or a number."""
 
     name: str
-    platform: str
-    generation: str = ""
-    shape: str | None = None
-    count: int | None = None
-    machine: str | None = None
+    machine: str
+    place: str | None
 
     @classmethod
     def of(cls, name: str) -> CompileTarget:
         """Return the target of a name. Raises `UsageError`."""
         match = TARGET.fullmatch(name.strip())
-        if match is None:
-            raise UsageError(f"--target {name}: {EXPECTED}")
-        found, machines, other = match.groupdict(), library_machines(), match["other"]
-        machine = f"tpu_{found['tpu']}"
-        if found["tpu"] and (machine in machines or found["tpu"] in (*CLOCKS, *CORES)):
-            known = machine if machine in machines else None
-            return cls(name, "tpu", found["tpu"], found["shape"], machine=known)
-        if other not in ("cpu", "gpu", *machines) or found["count"] == "0":
-            raise UsageError(f"--target {name}: {EXPECTED}")
-        count = int(found["count"]) if found["count"] else None
-        known = other if other in machines else None
-        return cls(name, "cpu" if other == "cpu" else "gpu", count=count, machine=known)
+        generation, shape, other, count = match.groups() if match else (None,) * 4
+        if generation in GENERATIONS:
+            return cls(name, f"tpu_{generation}", shape)
+        known = ("cpu", "gpu", *(each for each in library_machines() if not each.startswith("tpu_")))
+        machine = generation or other  # a GPU may have the name of a generation, such as v100
+        if machine not in known or shape is not None:
+            raise UsageError(
+                f"--target {name}: expected cpu, cpu:8, gpu, a machine such as tpu_v5e or h100, or a topology such as v5e:4x4"
+            )
+        return cls(name, machine, count)
+
+    @property
+    def generation(self) -> str:
+        """The generation of TPUs; empty for other devices."""
+        return self.machine[4:] if self.machine.startswith("tpu_") else ""
 
     @property
     def hardware(self) -> Hardware | None:
-        """The machine whose prediction stands beside the compiler's figures."""
-        return find_hardware(self.machine, {}) if self.machine else None
+        """The machine of the library whose prediction stands beside the compiler's figures."""
+        return find_hardware(self.machine, {}) if self.machine in library_machines() else None
 
     @property
     def device(self) -> Device | None:
-        hardware = self.hardware
-        return hardware.device if hardware else XLA_FOR_CPUS if self.platform == "cpu" else None
+        """The device whose memory is predicted."""
+        return self.hardware.device if self.hardware else XLA_FOR_CPUS if self.machine == "cpu" else None
 
     def named(self, count: int) -> str:
-        """Return the target for a mesh of so many devices. Raises `UsageError` if the mesh does not fit, or is too large."""
-        most = MOST_DEVICES if self.count is None and self.platform == "cpu" else self.count
-        if most is not None and count > most:
-            raise UsageError(
-                f"--target {self.name} has {most} devices, and the mesh {count}: choose another `--mesh`"
-            )
-        if self.platform != "tpu":
-            return f"{self.machine or self.platform}:{self.count or count}"
-        return f"{self.generation}:{self.shape}" if self.shape else smallest(self.generation, count)
+        """Return the target for a mesh of so many devices. Raises `UsageError` if the target has fewer."""
+        if self.generation:
+            return f"{self.generation}:{self.place}" if self.place else smallest(self.generation, count)
+        if self.place and count > int(self.place):
+            raise UsageError(f"--target {self.name} has too few devices for {count}: choose another `--mesh`")
+        return f"{self.machine}:{self.place or count}"
 
     def devices(self, count: int) -> list[Any]:
         """Return devices of JAX to compile for. Raises `Unavailable`."""
-        if self.platform == "tpu":
-            found = topology(self.named(count))
-            if len(found) < count:
-                raise Unavailable(
-                    f"{self.named(count)} has {len(found)} devices, and the mesh {count}: choose another mesh"
-                )
-            return found
-        if self.platform == "cpu":
+        if self.machine == "cpu":
             return devices(count)
-        return self._gpus(count)
-
-    def _gpus(self, count: int) -> list[Any]:
-        try:
-            found = list(import_jax().devices("gpu"))
-        except RuntimeError as error:
-            reason = str(error).splitlines()[0]
-            raise Unavailable(
-                f"--target {self.name}: JAX finds no GPU here ({reason}): take cpu:{count}, or TPUs"
-            ) from None
-        kind = found[0].device_kind
-        if self.machine is not None and self.machine.upper() not in kind.upper():
-            raise Unavailable(f"--target {self.name}: the GPU of this machine is {kind}: take gpu")
+        if self.generation:
+            found = topology(self.named(count))
+        else:
+            kind = "" if self.machine == "gpu" else self.machine.upper()
+            found = [each for each in of_kind(import_jax(), "gpu") if kind in each.device_kind.upper()]
         if len(found) < count:
+            place = f"{self.named(count)} has" if self.generation else "here JAX finds"
             raise Unavailable(
-                f"the mesh has {count} devices, and this machine {len(found)} of {kind}: choose a smaller mesh"
+                f"--target {self.name}: {place} {len(found)} such devices, and the mesh has {count}: "
+                f"take another mesh, cpu:{count} or TPUs"
             )
         return found
 
@@ -149,26 +122,24 @@ class XlaProgram:
     failed: str | None = None
 
 
-def compiled(lowered: Any, platform: str) -> XlaProgram:
+def compiled(lowered: Any, target: CompileTarget) -> XlaProgram:
     """Compile a `jax.stages.Lowered`. A program that the compiler refuses has a reason."""
     from importlib.metadata import version
 
     jax, start = import_jax(), perf_counter()
-    name = f"libtpu {version('libtpu')}" if platform == "tpu" else f"XLA of jaxlib {version('jaxlib')}"
+    name = f"libtpu {version('libtpu')}" if target.generation else f"XLA of jaxlib {version('jaxlib')}"
     try:
         done = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
         return XlaProgram(compiler=name, failed=" ".join(str(error).splitlines()[:3]))
     seconds, said = perf_counter() - start, done.memory_analysis()
-    kept = said.output_size_in_bytes - said.alias_size_in_bytes
     memory = {
         "arguments": said.argument_size_in_bytes,
-        "outputs": kept,
+        "outputs": said.output_size_in_bytes - said.alias_size_in_bytes,
         "temporaries": said.temp_size_in_bytes,
-        "total": said.argument_size_in_bytes + kept + said.temp_size_in_bytes,
-        "peak": said.peak_memory_in_bytes,
     }
-    return XlaProgram(text(done), {name: int(size) for name, size in memory.items()}, seconds, name)
+    memory |= {"total": sum(memory.values()), "peak": said.peak_memory_in_bytes}
+    return XlaProgram(text(done), memory, seconds, name)
 
 
 def compilations(program: Program, function: str, target: CompileTarget) -> Sequence[Check]:
@@ -182,20 +153,11 @@ def compilations(program: Program, function: str, target: CompileTarget) -> Sequ
             found = lowered(program, function, target.devices(count))
         except AssertionError:  # JAX's own, for a mesh that is no part of a torus
             raise Unavailable(
-                f"the mesh of {count} devices does not lie on {target.named(count)}: choose another"
+                f"a mesh of {count} devices does not lie on {target.named(count)}: take another mesh"
             ) from None
-        yield compiled(found, target.platform)
+        yield compiled(found, target)
 
     return [Check(f"compiling for {target.named(count)}", run, XlaProgram(), HOURS)]
-
-
-def compiled_program(program: Program, function: str, target: CompileTarget) -> XlaProgram:
-    """Compile a function of a lowered program in a child process. Raises `Unavailable` and `FailedRequest`."""
-    given = program, function, target
-    remade = Remade("mtfc.driver.compiled_step:compilations", given)
-    platforms = {} if target.platform == "gpu" else {"JAX_PLATFORMS": "cpu"}
-    (found,) = results(compilations(*given), remade, None, platforms)
-    return checked(found, target)
 
 
 def checked(found: XlaProgram, target: CompileTarget) -> XlaProgram:
@@ -205,65 +167,70 @@ def checked(found: XlaProgram, target: CompileTarget) -> XlaProgram:
     return found
 
 
+def inspected(program: Program, target: CompileTarget) -> Inspection:
+    """Compile the step of a lowered program, or its forward pass if it does not train, in a child process.
+
+    Raises `UsageError`, `Unavailable` and `FailedRequest`.
+    """
+    name = "step" if program.has_function("step") else "forward"
+    cost, given = layout_cost(program, device=target.device), (program, name, target)
+    remade = Remade("mtfc.driver.compiled_step:compilations", given)
+    has_own = not target.generation and target.machine != "cpu"
+    (found,) = results(compilations(*given), remade, None, {} if has_own else {"JAX_PLATFORMS": "cpu"})
+    checked(found, target)
+    with doing("reading the compiled program"):
+        roads = {
+            "predicted": predicted(program.function(name), cost, target),
+            "compiled": figures(found, generated_places(program, program.function(name))),
+        }
+    return Inspection(cost, target.named(cost.mesh.devices), found.compiler, found.seconds, roads)
+
+
 # Figures
 
 
-def predicted(program: Program, name: str, target: CompileTarget) -> StepFigures:
-    """Return the prediction for a function of a lowered program."""
-    function, mesh = program.function(name), program.placed_on
-    device, hardware = target.device, target.hardware
-    scale = padded(function, mesh, device) if device else Numbers(mesh)
-    memory = expected_memory(function, mesh, device) if device else memory_of(function, mesh, scale)
-    outputs = [each.value.type for each in function.outputs if each.updates is None]
-    arguments, kept = (
-        whole(sum((bytes_of(type, scale) for type in types), start=0))
-        for types in ([each.value.type for each in function.arguments], outputs)
+def predicted(function: Function, cost: PlacedCost, target: CompileTarget) -> StepFigures:
+    """Return the prediction for a function of one processor."""
+    mesh, hardware = cost.mesh, target.hardware
+    scale = padded(function, mesh, target.device) if target.device else Numbers(mesh)
+    kept = [each.value for each in function.outputs if each.updates is None]
+    arguments, outputs = (
+        sum(whole(bytes_of(value.type, scale)) for value in values)
+        for values in ([each.value for each in function.arguments], kept)
     )
-    total = whole(memory.total)
-    found = [*charges(function, Numbers(mesh))]
-    seconds = step_time(function, mesh, hardware).lines if hardware and target.generation in CLOCKS else {}
-    clock = CLOCKS.get(target.generation, 0.0)
-    return StepFigures(
-        {
-            "arguments": arguments,
-            "outputs": kept,
-            "temporaries": max(0, total - arguments - kept),
-            "total": total,
-        },
-        tuple((each.span, whole(each.flops)) for each in found if each.flops),
-        tuple((span, round(each.compute * clock)) for span, each in seconds.items()),
-        tuple(
-            (each.span, _predicted_transfer(each.kind, mesh.devices, mesh.size(each.axes), each.sent))
-            for each in found
-            if each.kind is not None
-        ),
+    total = whole(cost.memory.total)
+    temporaries = max(0, total - arguments - outputs)
+    memory = {"arguments": arguments, "outputs": outputs, "temporaries": temporaries, "total": total}
+    clock = GENERATIONS[target.generation].clock if target.generation else 0
+    seconds = step_time(function, mesh, hardware).lines if hardware and clock else {}
+    charges = (
+        attrs.evolve(each, axes=(f"{mesh.devices // mesh.size(each.axes)} of {mesh.size(each.axes)}",))
+        if each.kind
+        else each
+        for each in cost.step
     )
-
-
-def _predicted_transfer(kind: str, devices: int, members: int, sent: Any) -> Transfer:
-    return Transfer(
-        kind, devices // members, members, None, sent.count, whole(sent.bytes), float(sent.wire_bytes)
-    )
+    cycles = ((span, round(each.compute * clock)) for span, each in seconds.items())
+    return StepFigures(memory, tuple(charges), tuple(cycles))
 
 
 def figures(found: XlaProgram, place: Callable[[Frames], Span | None]) -> StepFigures:
     """Return the figures of a compiled program. place: the user's line of a call stack."""
     amounts = [(item, place(frames), each) for item, frames, each in work(found.text)]
-    by_kind = {
-        kind: tuple((span, int(each["count"])) for item, span, each in amounts if item.kind == kind)
-        for kind in (FLOPS, CYCLES_OF)
-    }
-    transfers = tuple(
-        (span, _transfer(item, each)) for item, span, each in amounts if item.kind not in by_kind
+    cycles = ((span, int(each["count"])) for item, span, each in amounts if item.kind == CYCLES_OF)
+    charges = (_charge(item, span, each) for item, span, each in amounts if item.kind != CYCLES_OF)
+    return StepFigures(
+        found.memory, tuple(charges), tuple(cycles), any(UNKNOWN in each for *_, each in amounts)
     )
-    unknown = any(UNKNOWN in each for _, _, each in amounts)
-    return StepFigures(found.memory, by_kind[FLOPS], by_kind[CYCLES_OF], transfers, unknown)
 
 
-def _transfer(item: Item, amounts: Mapping[str, float]) -> Transfer:
-    count, size = (int(amounts.get(name, 0)) for name in ("count", "bytes_per_device"))
-    groups = item.kind, item.groups, item.members, item.is_asynchronous
-    return Transfer(*groups, count, size, amounts.get(WIRE, 0.0))
+def _charge(item: Item, span: Span | None, amounts: Mapping[str, float]) -> Charge:
+    names = ("count", "elements_per_device", "bytes_per_device", WIRE)
+    count, elements, size, wire = (amounts.get(name, 0) for name in names)
+    if item.kind not in KINDS:
+        return Charge(span, "forward", int(count))
+    groups = f"{item.groups} of {item.members}", "asynchronous" if item.is_asynchronous else "synchronous"
+    sent = SentVolume(int(count), int(elements), int(size), wire)  # type: ignore[arg-type]
+    return Charge(span, "forward", kind=item.kind, axes=groups, sent=sent)
 
 
 def generated_places(program: Program, function: Function) -> Callable[[Frames], Span | None]:
@@ -288,32 +255,3 @@ def generated_places(program: Program, function: Function) -> Callable[[Frames],
         return next((span for span in found if span is not None), None)
 
     return place
-
-
-# Inspection
-
-
-def inspected(program: Program, target: CompileTarget) -> Inspection:
-    """Compile the step of a lowered program, or its forward pass if it does not train.
-
-    Raises `UsageError`, `Unavailable` and `FailedRequest`.
-    """
-    name = "step" if program.has_function("step") else "forward"
-    function, count = program.function(name), program.placed_on.devices
-    full_name = target.named(count)
-    with doing(f"compiling for {full_name}"):
-        found = compiled_program(program, name, target)
-    with doing("reading the compiled program"):
-        done = figures(found, generated_places(program, function))
-        return Inspection(
-            program.name,
-            "training step" if name == "step" else "forward pass",
-            source_file([function]),
-            program.layout.name if program.layout else "",
-            program.placed_on,
-            full_name,
-            found.compiler,
-            found.seconds,
-            predicted(program, name, target),
-            done,
-        )

@@ -23,11 +23,11 @@ def inspect(file: str, target: str, choice: Choice, sources: Sources, applied: b
     wanted, source = CompileTarget.of(target), choice.source
     if applied and source is None:
         raise UsageError("--apply is for functions of JAX: a .mtf file has one program")
-    if (
-        source is not None and wanted.platform != "gpu"
+    if source is not None and (
+        wanted.generation or wanted.machine == "cpu"
     ):  # JAX need not look for devices, if it is not imported yet
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    if applied and wanted.platform == "cpu":
+    if applied and wanted.machine == "cpu":
         plan = plan_on_devices(file, choice, sources)
         return inspect_plan(plan.program, wanted, plan.lowered)
     selection = select(file, choice, sources)

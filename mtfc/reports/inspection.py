@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
-from operator import add
 from typing import Any
 
 import attrs
 
+from mtfc.compiler.cost.sizes import whole
+from mtfc.compiler.cost.volumes import Charge, CostTotals, PlacedCost, SentVolume, grouped, total
 from mtfc.compiler.diagnostics import Span
-from mtfc.compiler.ir.ops.collectives import KINDS
 from mtfc.compiler.ir.printer import bytes_text
-from mtfc.compiler.ir.types import Mesh
+from mtfc.reports.cost_report import heading, sent_json, totals_json
 from mtfc.reports.source_lines import Line, fitted, line_of, line_rows, lines_json, place_text
 from mtfc.reports.table import aligned, count_text, flops_text
 
@@ -25,156 +25,100 @@ ROADS = {
 }
 """The key in records of each program -> the head of its column."""
 
-
-@attrs.frozen
-class Transfer:
-    """Collectives of one kind in groups of devices, on one device. bytes: of operands. wire_bytes: those that leave the device.
-
-    is_asynchronous: None in a prediction.
-    """
-
-    kind: str
-    groups: int
-    members: int
-    is_asynchronous: bool | None
-    count: int = 0
-    bytes: int = 0
-    wire_bytes: float = 0.0
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        return KINDS.index(self.kind), -self.members, self.groups, self.is_asynchronous or False
-
-    def record(self) -> dict[str, Any]:
-        """Return the JSON record; see `docs/command.md`."""
-        names = (
-            "kind",
-            "groups",
-            "devices",
-            "asynchronous",
-            "count",
-            "bytes_per_device",
-            "wire_bytes_per_device",
-        )
-        return dict(zip(names, attrs.astuple(self), strict=True))
-
-
-@attrs.frozen
-class StepFigures:
-    """The figures of one device in one step, predicted or compiled.
-
-    memory: bytes by part. flops, cycles, wire_bytes: amounts of places. cycles are empty where a compiler expects none.
-    transfers: collectives by place. unknown: True if figures count one iteration of a loop whose length the compiler does not
-    state.
-    """
-
-    memory: Mapping[str, int]
-    flops: tuple[tuple[Span | None, int], ...]
-    cycles: tuple[tuple[Span | None, int], ...]
-    transfers: tuple[tuple[Span | None, Transfer], ...]
-    unknown: bool = False
-
-    @cached_property
-    def kinds(self) -> dict[str, int]:
-        """The bytes of operands of each kind of collective that occurs."""
-        found: Counter[str] = Counter()
-        for _, each in self.transfers:
-            found[each.kind] += each.bytes
-        return {kind: found[kind] for kind in KINDS if kind in found}
-
-    @property
-    def wire_bytes(self) -> float:
-        return sum(each.wire_bytes for _, each in self.transfers)
-
-    def on_line(self, line: Line) -> float:
-        """Return the bytes that leave the device for a line."""
-        return sum(each.wire_bytes for span, each in self.transfers if line_of(span) == line)
-
-    @cached_property
-    def total_flops(self) -> int:
-        return _total(self.flops)
-
-    @property
-    def total_cycles(self) -> int | None:
-        return _total(self.cycles) if self.cycles else None
-
-    @property
-    def by_groups(self) -> list[Transfer]:
-        """The collectives of all places, by kind, groups and asynchrony."""
-        found: dict[tuple[Any, ...], Transfer] = {}
-        for _, each in self.transfers:
-            before = found.get(each.key, attrs.evolve(each, count=0, bytes=0, wire_bytes=0.0))
-            sums = {
-                name: getattr(before, name) + getattr(each, name) for name in ("count", "bytes", "wire_bytes")
-            }
-            found[each.key] = attrs.evolve(before, **sums)
-        return [found[key] for key in sorted(found)]
-
-    def record(self) -> dict[str, Any]:
-        """Return the JSON record; see `docs/command.md`."""
-        kinds: dict[str, dict[str, float]] = {}
-        for each in self.by_groups:
-            sums = kinds.setdefault(
-                each.kind, dict.fromkeys(("count", "bytes_per_device", "wire_bytes_per_device"), 0)
-            )
-            for name, amount in zip(sums, (each.count, each.bytes, each.wire_bytes), strict=True):
-                sums[name] += amount
-        return {
-            "flops_per_device": self.total_flops,
-            "cycles_per_device": self.total_cycles,
-            "memory_per_device": dict(self.memory),
-            "wire_bytes_per_device": self.wire_bytes,
-            "collectives": kinds,
-            "groups": [each.record() for each in self.by_groups],
-            "loops_of_unknown_length": self.unknown,
-        }
-
-
-def _total(amounts: Iterable[tuple[Span | None, int]]) -> int:
-    return sum(amount for _, amount in amounts)
-
-
-@attrs.frozen
-class LineWork:
-    """FLOPs, bytes on the wire and cycles of a place, each in the first two programs."""
-
-    amounts: tuple[float, ...]
-
-    def __add__(self, other: LineWork) -> LineWork:
-        return LineWork(tuple(map(add, self.amounts, other.amounts)))
+QUANTITIES = ("flops_per_device", "wire_bytes_per_device", "cycles_per_device")
+"""The figures of a line."""
 
 
 @attrs.frozen(slots=False)
-class Inspection:
-    """A step as compiled, beside its prediction. unit: a training step or a forward pass. file: the user's file.
+class StepFigures:
+    """The figures of one device in one step, predicted or compiled.
 
-    compiled: our own program. applied: `plan.apply` of a function of JAX. shardings: the user's function with the shardings of
-    arguments and results alone. seconds: the time of the compilation.
+    memory: bytes by part. charges: FLOPs and collectives by place; the axes of a collective are its groups, `4 of 2`, and whether
+    it is asynchronous. cycles: by place; empty where a compiler expects none. is_partial: True if figures count one iteration of
+    a loop whose length the compiler does not state.
     """
 
-    model: str
-    unit: str
-    file: str | None
-    layout: str
-    mesh: Mesh
+    memory: Mapping[str, int]
+    charges: tuple[Charge, ...]
+    cycles: tuple[tuple[Span | None, int], ...] = ()
+    is_partial: bool = False
+
+    @cached_property
+    def totals(self) -> CostTotals:
+        return total(self.charges)
+
+    @property
+    def flops(self) -> int:
+        return whole(self.totals.flops)
+
+    @property
+    def wire_bytes(self) -> float:
+        return float(self.totals.sent.wire_bytes)  # type: ignore[arg-type]
+
+    @property
+    def total_cycles(self) -> int | None:
+        return sum(amount for _, amount in self.cycles) if self.cycles else None
+
+    @property
+    def by_groups(self) -> list[tuple[tuple[str, ...], SentVolume]]:
+        """The collectives by kind, groups and asynchrony."""
+        found = grouped((c for c in self.charges if c.kind), lambda charge: (str(charge.kind), *charge.axes))
+        return sorted((key, total(charges).sent) for key, charges in found.items())
+
+    def on_line(self, line: Line) -> float:
+        """Return the bytes that leave the device for a line."""
+        return float(sum(amounts[QUANTITIES[1]] for span, amounts in self.lines() if line_of(span) == line))
+
+    def lines(self) -> Iterator[tuple[Span | None, dict[str, float]]]:
+        """Yield amounts of each place by quantity."""
+        for charge in self.charges:
+            sent = float(charge.sent.wire_bytes)  # type: ignore[arg-type]
+            yield charge.span, dict(zip(QUANTITIES, (whole(charge.flops), sent, 0), strict=True))
+        for span, amount in self.cycles:
+            yield span, dict(zip(QUANTITIES, (0, 0, amount), strict=True))
+
+    def record(self) -> dict[str, Any]:
+        """Return the JSON record; see `docs/command.md`."""
+        groups = [
+            {
+                "kind": kind,
+                "groups": text,
+                "asynchronous": when == ["asynchronous"] if when else None,
+                **sent_json(sent),
+            }
+            for (kind, text, *when), sent in self.by_groups
+        ]
+        figures = {
+            "cycles_per_device": self.total_cycles,
+            "memory_per_device": dict(self.memory),
+            "groups": groups,
+        }
+        return {**totals_json(self.totals), **figures, "is_partial": self.is_partial}
+
+
+@attrs.frozen
+class Inspection:
+    """A step as compiled, beside its prediction. cost: that of the layout. seconds: the time of the compilation.
+
+    roads: by the keys of `ROADS`, the figures that are predicted; those of our own program; and of a function of JAX those of
+    `plan.apply`, and of the user's function with the shardings of arguments and results alone. texts: of source files.
+    """
+
+    cost: PlacedCost
     target: str
     compiler: str
     seconds: float
-    predicted: StepFigures
-    compiled: StepFigures
-    applied: StepFigures | None = None
-    shardings: StepFigures | None = None
+    roads: Mapping[str, StepFigures]
     texts: Mapping[str, str] = attrs.field(factory=dict)
 
-    @property
-    def roads(self) -> dict[str, StepFigures]:
-        """Key in JSON of each program -> its figures."""
-        found = zip(ROADS, (self.predicted, self.compiled, self.applied, self.shardings), strict=True)
-        return {name: figures for name, figures in found if figures is not None}
+    def __getitem__(self, road: str) -> StepFigures:
+        return self.roads[road]
 
-    def _head(self, road: str) -> str:
-        """Return the head of a program's column."""
-        return "plan.step" if road == "compiled" and self.applied else ROADS[road]
+    @property
+    def heads(self) -> dict[str, str]:
+        """Key of each program -> the head of its column."""
+        own = {"compiled": "plan.step"} if "apply" in self.roads else {}
+        return {road: own.get(road, ROADS[road]) for road in self.roads}
 
     @property
     def exceeding(self) -> tuple[Line, ...]:
@@ -182,132 +126,117 @@ class Inspection:
 
         There are none if the program as a whole sends no more: then XLA links a collective with another line than mtfc does.
         """
-        known = self.predicted
-        partitioned = (road for road in (self.applied, self.shardings) if road is not None)
+        known = self["predicted"]
+        partitioned = [self.roads[name] for name in ("apply", "shardings") if name in self.roads]
         roads = [road for road in partitioned if _is_more(road.wire_bytes, known.wire_bytes)]
         excess = {
             line: max(road.on_line(line) for road in roads) - known.on_line(line)
-            for line in {line_of(span) for road in roads for span, _ in road.transfers}
+            for line in {line_of(charge.span) for road in roads for charge in road.charges}
         }
         return tuple(sorted((p for p in excess if _is_more(excess[p])), key=lambda p: (-excess[p], p)))
 
     def verdict(self, line: Line) -> str:
         """Return whether `plan.apply` mends a line where XLA's partitioner sends more than predicted."""
-        assert self.applied is not None and self.shardings is not None
-        known, applied, alone = (
-            each.on_line(line) for each in (self.predicted, self.applied, self.shardings)
-        )
-        if not _is_more(applied, known) or not _is_more(self.applied.wire_bytes, self.predicted.wire_bytes):
+        roads = [self[name] for name in ("predicted", "apply", "shardings")]
+        known, applied, alone = (each.on_line(line) for each in roads)
+        if not _is_more(applied, known) or not _is_more(roads[1].wire_bytes, roads[0].wire_bytes):
             return "plan.apply mends it"
         return "plan.apply mends a part" if _is_more(alone, applied) else "only plan.step avoids it"
 
-    @property
-    def _lines(self) -> Iterator[tuple[Span | None, LineWork]]:
-        """Yield the work of each place: FLOPs, bytes on the wire and cycles, each as predicted and as compiled."""
-        for i, road in enumerate((self.predicted, self.compiled)):
-            sent = ((span, each.wire_bytes) for span, each in road.transfers)
-            for column, amounts in enumerate((road.flops, sent, road.cycles)):
-                for span, amount in amounts:
-                    yield span, LineWork(tuple(amount * (j == 2 * column + i) for j in range(6)))
+    def _lines(self) -> Iterator[tuple[Span | None, Counter[tuple[str, str]]]]:
+        """Yield the amounts of each place by program and quantity."""
+        for name, road in self.roads.items():
+            for span, amounts in road.lines():
+                yield span, Counter({(name, quantity): n for quantity, n in amounts.items()})
 
     def record(self) -> dict[str, Any]:
         """Return the JSON record; see `docs/command.md`."""
-        names = ("flops_per_device", "wire_bytes_per_device", "cycles_per_device")
 
-        def line(work: LineWork) -> dict[str, Any]:
-            predicted, compiled = work.amounts[::2], work.amounts[1::2]
-            return {
-                **dict(zip(names, compiled, strict=True)),
-                "predicted": dict(zip(names, predicted, strict=True)),
+        def line(amounts: Counter[tuple[str, str]]) -> dict[str, Any]:
+            found = {
+                name: {quantity: amounts[name, quantity] for quantity in QUANTITIES} for name in self.roads
             }
+            return {**found.pop("compiled"), **found}
 
         records = {name: road.record() for name, road in self.roads.items()}
-        return {
-            "model": self.model,
-            "layout": self.layout,
-            "mesh": dict(self.mesh.axes),
-            "devices": self.mesh.devices,
+        cost = self.cost
+        exceeding = [
+            {"file": each[0], "line": each[1], "verdict": self.verdict(each)} for each in self.exceeding
+        ]
+        head: dict[str, Any] = {
+            "model": cost.model,
+            "layout": cost.layout.name,
+            "mesh": cost.mesh.sizes,
             "target": self.target,
             "compiler": self.compiler,
             "compile_seconds": self.seconds,
-            **records.pop("compiled"),
-            **records,
-            "lines": lines_json(self._lines, self.file, line),
-            "exceeding": [
-                {"file": file, "line": number, "verdict": self.verdict((file, number))}
-                for file, number in self.exceeding
-            ],
         }
+        lines = lines_json(self._lines(), cost.file, line)
+        return {**head, **records.pop("compiled"), **records, "lines": lines, "exceeding": exceeding}
 
     def report(self, texts: Mapping[str, str]) -> str:
         """Return the figures in total, the collectives, and the lines; `texts` holds each file's text by name."""
-        count = self.mesh.devices
-        devices = "one device" if count == 1 else f"each of {count} devices [{self.mesh.axes_text}]"
-        title = f"{self.model}, layout {self.layout}: one {self.unit} on {devices}"
         by = f"  compiled for {self.target} in {self.seconds:.1f} s by {self.compiler}"
-        parts = [[title, by], self._totals(), self._collectives(), self._by_line(texts), self._exceeding()]
+        parts = [
+            [*heading(self.cost), by],
+            self._totals(),
+            self._collectives(),
+            self._by_line(texts),
+            self._exceeding(),
+        ]
         return "\n\n".join("\n".join(lines) for lines in parts if lines) + "\n"
 
     def __str__(self) -> str:
         return self.report(self.texts).rstrip("\n")
 
     def _totals(self) -> list[str]:
-        roads = self.roads
-        rows = [["", *map(self._head, roads)]]
-        rows += [
-            [part, *(bytes_text(each.memory[part]) if part in each.memory else "" for each in roads.values())]
-            for part in self.compiled.memory
-        ]
-        rows.append(["computed", *(flops_text(each.total_flops) for each in roads.values())])
-        if self.compiled.total_cycles is not None:
-            cycles = (each.total_cycles for each in roads.values())
-            rows.append(["cycles", *("" if n is None else count_text(n) for n in cycles)])
-        rows.append(["on the wire", *(f"{round(each.wire_bytes):,} B" for each in roads.values())])
+        roads, compiled = self.roads.values(), self["compiled"]
+        rows = [["", *self.heads.values()]]
+        for part in compiled.memory:
+            rows.append(
+                [part, *(bytes_text(each.memory[part]) if part in each.memory else "" for each in roads)]
+            )
+        rows.append(["computed", *(flops_text(each.flops) for each in roads)])
+        if compiled.cycles:
+            rows.append(["cycles", *(count_text(each.total_cycles or 0) for each in roads)])
+        rows.append(["on the wire", *(f"{round(each.wire_bytes):,} B" for each in roads)])
         note = ["  A loop of unknown length counts as one iteration."]
-        return aligned(rows, right=range(1, len(rows[0]))) + note * any(
-            each.unknown for each in roads.values()
-        )
+        return aligned(rows, right=range(1, len(rows[0]))) + note * any(each.is_partial for each in roads)
 
     def _collectives(self) -> list[str]:
         """Return a row for each kind of collective, set of groups and program."""
-        rows = [
-            [*_transfer_cells(each), self._head(name)]
-            for name, road in self.roads.items()
-            for each in road.by_groups
-        ]
-        heads = ["collectives", "groups", "count", "sent", "on the wire", "", "in"]
-        return aligned([heads, *rows], right=(1, 2, 3, 4)) if rows else []
+        rows = [["collectives", "groups", "count", "sent", "on the wire", "", "in"]]
+        for name, head in self.heads.items():
+            for (kind, groups, *when), sent in self[name].by_groups:
+                sizes = (bytes_text(whole(n)) for n in (sent.bytes, sent.wire_bytes))
+                rows.append([kind, groups, f"{sent.count:,}", *sizes, *(when or [""]), head])
+        return aligned(rows, right=(1, 2, 3, 4)) if rows[1:] else []
 
     def _by_line(self, texts: Mapping[str, str]) -> list[str]:
-        shown = [i for i in range(6) if i < 4 or self.compiled.cycles]
-        heads = ["FLOPs", "compiled", "on the wire", "compiled", "cycles", "compiled"]
+        columns = [(road, name) for name in QUANTITIES for road in ("predicted", "compiled")]
+        columns = columns if self["compiled"].cycles else columns[:4]
+        heads = ["FLOPs", "compiled", "on the wire", "compiled", "cycles", "compiled"][: len(columns)]
 
-        def cells(work: LineWork) -> list[str]:
-            numbers = [round(amount) for amount in work.amounts]
-            texts = [bytes_text(n) if i in (2, 3) else count_text(n) for i, n in enumerate(numbers)]
-            return [texts[i] if numbers[i] else "" for i in shown]
+        def cells(amounts: Counter[tuple[str, str]]) -> list[str]:
+            shown = [bytes_text if name == QUANTITIES[1] else count_text for _, name in columns]
+            return [
+                text(round(amounts[c])) if amounts[c] else "" for text, c in zip(shown, columns, strict=True)
+            ]
 
-        rows = [*line_rows(self._lines, self.file, texts, cells)]
+        rows = [*line_rows(self._lines(), self.cost.file, texts, cells)]
         head = "  By line: each figure as predicted, and as compiled."
-        return [head, *fitted([["line", "source", *(heads[i] for i in shown)], *rows])] if rows else []
+        return [head, *fitted([["line", "source", *heads], *rows])] if rows else []
 
     def _exceeding(self) -> list[str]:
         if not self.exceeding:
             return []
-        roads = {name: road for name, road in self.roads.items() if name != "compiled"}
-        rows = [["line", *map(self._head, roads), ""]]
+        roads = [name for name in self.roads if name != "compiled"]
+        rows = [["line", *(ROADS[name] for name in roads), ""]]
         for line in self.exceeding:
-            amounts = (f"{round(each.on_line(line)):,} B" for each in roads.values())
-            place = place_text(line, None) if line[0] else "(no line)"
-            rows.append([place, *amounts, self.verdict(line)])
+            amounts = (f"{round(self[name].on_line(line)):,} B" for name in roads)
+            rows.append([place_text(line, None) if line[0] else "(no line)", *amounts, self.verdict(line)])
         head = "Lines where XLA's partitioner sends more than predicted, in bytes on the wire:"
         return [head, *aligned(rows, right=(1, 2, 3))]
-
-
-def _transfer_cells(each: Transfer) -> list[str]:
-    when = {None: "", True: "asynchronous", False: "synchronous"}[each.is_asynchronous]
-    sizes = f"{each.groups} of {each.members}", f"{each.count:,}"
-    return [each.kind, *sizes, bytes_text(each.bytes), bytes_text(round(each.wire_bytes)), when]
 
 
 def _is_more(a: float, b: float = 0.0) -> bool:

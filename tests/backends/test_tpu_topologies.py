@@ -90,7 +90,7 @@ model net(x: [a, b]) {
         runtime.lowered(lowered(text), "forward", tpu_topologies.topology("v5e:2x2")).compile().as_text()
     )
     flops = 2 * 8192 * 4096 * 4096 / 4
-    assert flops / 197e12 < cycles / tpu_topologies.CLOCKS["v5e"] < 2 * flops / 197e12
+    assert flops / 197e12 < cycles / tpu_topologies.GENERATIONS["v5e"].clock < 2 * flops / 197e12
 
 
 @attrs.frozen

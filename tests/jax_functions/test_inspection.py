@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import pytest
 
 import mtfc
+from mtfc.compiler.cost.volumes import Charge, SentVolume, layout_cost
 from mtfc.compiler.diagnostics import Span
-from mtfc.compiler.ir.types import Mesh
-from mtfc.reports.inspection import Inspection, StepFigures, Transfer
+from mtfc.reports.inspection import ROADS, Inspection, StepFigures
 from tests.jax_functions.models import MODELS, array
 
 
@@ -21,17 +21,23 @@ def two_dots(w: Any, x: Any) -> Any:
     return jnp.tanh(x @ w["a"] + (2 * x) @ w["b"])
 
 
+def kinds(figures: StepFigures) -> dict[str, int]:
+    """Return the bytes of operands of each kind of collective that occurs."""
+    return {kind: int(sent.bytes) for kind, sent in figures.totals.collectives.items()}  # type: ignore[arg-type]
+
+
 def test_all_programs_of_a_plan_send_what_is_predicted() -> None:
     function, args = MODELS["perceptron"]()
     program = mtfc.from_jax(function, *args)
     plan = program.plan({"batch": "x", "params_1": "y"}, {"x": 4, "y": 2})
     found = plan.inspect("cpu", apply=True)
-    assert found.applied is not None
-    assert found.predicted.kinds == found.compiled.kinds == found.applied.kinds == {"all_reduce": 1828}
-    assert found.predicted.wire_bytes == found.compiled.wire_bytes == found.applied.wire_bytes
-    assert found.predicted.memory["arguments"] == found.compiled.memory["arguments"]
-    assert found.predicted.total_flops == pytest.approx(found.compiled.total_flops, rel=0.01)
-    assert found.compiled.total_flops == pytest.approx(found.applied.total_flops, rel=0.01)
+    assert (
+        kinds(found["predicted"]) == kinds(found["compiled"]) == kinds(found["apply"]) == {"all_reduce": 1828}
+    )
+    assert found["predicted"].wire_bytes == found["compiled"].wire_bytes == found["apply"].wire_bytes
+    assert found["predicted"].memory["arguments"] == found["compiled"].memory["arguments"]
+    assert found["predicted"].flops == pytest.approx(found["compiled"].flops, rel=0.01)
+    assert found["compiled"].flops == pytest.approx(found["apply"].flops, rel=0.01)
     assert found.exceeding == ()
 
 
@@ -39,9 +45,8 @@ def test_the_line_where_xla_sends_more_is_named() -> None:
     weights = {"a": array(8, 16), "b": array(8, 16)}
     program = mtfc.from_jax(two_dots, weights, array(4, 8), names={"x": "batch inner"})
     found = program.plan({"inner": "x"}, {"x": 4}).inspect("cpu", apply=True)
-    assert (found.predicted.kinds, found.compiled.kinds) == ({"all_reduce": 256}, {"all_reduce": 256})
-    assert found.applied is not None
-    assert found.applied.kinds == {"all_reduce": 512}
+    assert (kinds(found["predicted"]), kinds(found["compiled"])) == ({"all_reduce": 256}, {"all_reduce": 256})
+    assert kinds(found["apply"]) == {"all_reduce": 512}
     lines, first = inspect.getsourcelines(two_dots)
     place = (__file__, first + len(lines) - 1)
     assert found.exceeding == (place,)
@@ -76,8 +81,7 @@ def test_the_update_of_an_applied_step_computes_on_parameters_as_they_are_stored
     stored = {"*": "data"}
     plan = program.plan({"batch": "data", "params": stored, "optimizer": stored}, {"data": 4})
     found = plan.inspect("cpu", apply=True)
-    assert found.applied is not None
-    assert found.applied.kinds["all_gather"] == found.predicted.kinds["all_gather"] == 768
+    assert kinds(found["apply"])["all_gather"] == kinds(found["predicted"])["all_gather"] == 768
 
 
 def test_the_users_lines_and_scopes_stay_in_applied_functions() -> None:
@@ -98,24 +102,26 @@ def test_a_plan_needs_no_devices_of_its_own_process() -> None:
     program = mtfc.from_jax(two_dots, {"a": array(8, 16), "b": array(8, 16)}, array(64, 8))
     plan = program.plan({"batch": "x"}, {"x": 64})
     found = plan.inspect("cpu")
-    assert (found.mesh.devices, found.predicted.kinds, found.compiled.kinds) == (64, {}, {})
+    assert (found.cost.mesh.devices, kinds(found["predicted"]), kinds(found["compiled"])) == (64, {}, {})
     with pytest.raises(mtfc.Unavailable, match="64"):
         plan.inspect("cpu", apply=True)
-    with pytest.raises(ValueError, match="has 8 devices, and the mesh 64"):
+    with pytest.raises(ValueError, match="too few devices for 64"):
         plan.inspect("cpu:8")
 
 
 def sent(**lines: int) -> StepFigures:
-    places = [(Span("user.py", int(name[1:]), 1, 1, 1), size) for name, size in lines.items()]
+    places = [
+        (Span("user.py", int(name[1:]), 1, 1, 1), SentVolume(1, size, size, size))
+        for name, size in lines.items()
+    ]
     return StepFigures(
-        {}, (), (), tuple((span, Transfer("all_gather", 1, 2, None, 1, size, size)) for span, size in places)
+        {}, tuple(Charge(span, "forward", kind="all_gather", sent=sent) for span, sent in places)
     )
 
 
 def inspection(*figures: StepFigures) -> Inspection:
-    return Inspection(
-        "f", "forward pass", None, "given", Mesh("m", (("x", 2),)), "cpu:2", "XLA", 0.0, *figures
-    )
+    cost = layout_cost(mtfc.from_jax(jnp.sin, array(4)).plan({}, {"x": 2}).program)
+    return Inspection(cost, "cpu:2", "XLA", 0.0, dict(zip(ROADS, figures, strict=True)))
 
 
 def test_verdicts() -> None:

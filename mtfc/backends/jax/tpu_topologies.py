@@ -7,31 +7,42 @@ from importlib.util import find_spec
 from math import prod
 from typing import Any
 
+import attrs
+
 from mtfc.backends.common.devices import Unavailable, import_jax
 from mtfc.backends.common.tpu_flags import FUSION_FLAGS, TPU_VARIABLE, V5E, fusion_flags
 
-CLOCKS = {"v2": 700e6, "v3": 940e6, "v4": 1050e6, "v5e": 1500e6, "v5p": 1750e6, "v6e": 1750e6}
-"""Generation -> cycles per second.
 
-v2 and v3: Jouppi et al., A Domain-Specific Supercomputer for Training Deep Neural Networks, CACM 2020. v4: Jouppi et al., TPU v4,
-ISCA 2023. The others follow from their peaks: a v5e chip has 4 matrix units of 128 x 128, a v5p chip 8, and a v6e chip the
-equivalent of 16.
+@attrs.frozen
+class TpuGeneration:
+    """A generation of TPUs. clock: cycles per second, or 0 if unknown. cores: devices of a chip. sides: those of a topology.
+
+    chip: the PCI device number, of chips whose flags differ. name: that of libtpu, if it is another one. options: for libtpu.
+    """
+
+    clock: float
+    cores: int = 1
+    sides: int = 2
+    chip: str = ""
+    name: str = ""
+    options: dict[str, str] = attrs.field(factory=dict)
+
+
+GENERATIONS = {
+    "v2": TpuGeneration(700e6, cores=2, chip="0x0027"),
+    "v3": TpuGeneration(940e6, cores=2, chip="0x0027"),
+    "v4": TpuGeneration(1050e6, sides=3, chip="0x005e", options={"chip_config_name": "megacore"}),
+    "v5e": TpuGeneration(1500e6, chip=V5E),
+    "v5p": TpuGeneration(1750e6, sides=3),
+    "v6e": TpuGeneration(1750e6),
+    "v7x": TpuGeneration(0, cores=2, sides=3, name="tpu7x"),
+}
+"""Generations by name. On v4, `megacore` makes one device of the two cores, as on v5p.
+
+Clocks of v2 and v3: Jouppi et al., A Domain-Specific Supercomputer for Training Deep Neural Networks, CACM 2020. v4: Jouppi et
+al., TPU v4, ISCA 2023. The others follow from their peaks: a v5e chip has 4 matrix units of 128 x 128, a v5p chip 8, and a v6e
+chip the equivalent of 16.
 """
-
-FLAT = ("v2", "v3", "v5e", "v6e")
-"""The generations whose chips lie in a rectangle. The others have three sides."""
-
-CORES = {"v2": 2, "v3": 2, "v7x": 2}
-"""Generation -> the devices of a chip, if these are several."""
-
-NAMES = {"v7x": "tpu7x"}
-"""Generation -> its name in libtpu, where this is another one."""
-
-CHIPS = {"v2": "0x0027", "v3": "0x0027", "v4": "0x005e", "v5e": V5E}
-"""Generation -> the PCI device number of its chips, of those whose flags differ."""
-
-CONFIGURATIONS = {"v4": "megacore"}
-"""Generation -> the chip configuration to ask libtpu for. On v4, `megacore` makes one device of the two cores, as on v5p."""
 
 WITHOUT_TPU = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
@@ -46,11 +57,11 @@ WITHOUT_TPU = {
 
 def smallest(generation: str, count: int) -> str:
     """Return the smallest topology of a generation with at least so many devices, such as `v5e:4x4`."""
-    sides = [2, 2] if generation in FLAT else [2, 2, 1]
-    while prod(sides) * CORES.get(generation, 1) < count:
-        shortest = min(range(len(sides)), key=lambda i: (sides[i], -i))
-        sides[shortest] *= 2
-    return f"{generation}:{'x'.join(map(str, sorted(sides) if generation in FLAT else sides))}"
+    of = GENERATIONS[generation]
+    sides = [2, 2, 1][: of.sides]
+    while prod(sides) * of.cores < count:
+        sides[max(range(of.sides), key=lambda i: (-sides[i], i))] *= 2
+    return f"{generation}:{'x'.join(map(str, sides))}"
 
 
 def topology(name: str) -> list[Any]:
@@ -62,18 +73,15 @@ def topology(name: str) -> list[Any]:
     if find_spec("libtpu") is None:
         raise Unavailable("compiling for TPUs needs the package libtpu: pip install 'mtfc[tpu]'")
     generation, _, shape = name.partition(":")
-    os.environ[TPU_VARIABLE] = _flags(os.environ[TPU_VARIABLE], CHIPS.get(generation, ""))
+    of = GENERATIONS[generation]
+    os.environ[TPU_VARIABLE] = _flags(os.environ[TPU_VARIABLE], of.chip)
     for variable, value in WITHOUT_TPU.items():
         os.environ.setdefault(variable, value)
     from jax.experimental import topologies
 
-    configuration = CONFIGURATIONS.get(generation)
-    options = {"chip_config_name": configuration} if configuration else {}
+    known = f"{of.name or generation}:{shape}"
     try:
-        described = topologies.get_topology_desc(
-            platform="tpu", topology_name=f"{NAMES.get(generation, generation)}:{shape}", **options
-        )
-        return list(described.devices)
+        return list(topologies.get_topology_desc(platform="tpu", topology_name=known, **of.options).devices)
     except Exception as error:  # whatever the plugin raises
         reason = str(error).splitlines()[0]
         raise Unavailable(f"libtpu does not describe the topology {name}: {reason}") from error

@@ -32,14 +32,14 @@ def inspect_plan(program: Program, target: CompileTarget, lower: Lower | None) -
     Raises `UsageError`, `Unavailable` and `FailedRequest`.
     """
     found = inspected(program, target)
-    places = [span for span, _ in (*found.predicted.flops, *found.compiled.flops) if span is not None]
+    places = [each.span for road in found.roads.values() for each in road.charges if each.span is not None]
     found = attrs.evolve(found, texts=readable_texts(span.file for span in places))
     if lower is None:
         return found
     with doing(f"compiling plan.apply for {found.target}"):
-        done = [compiled(each, target.platform) for each in lower(target.devices(found.mesh.devices))]
-        applied, shardings = (figures(checked(each, target), user_place) for each in done)
-    return attrs.evolve(found, applied=applied, shardings=shardings)
+        done = [compiled(each, target) for each in lower(target.devices(found.cost.mesh.devices))]
+        more = [figures(checked(each, target), user_place) for each in done]
+    return attrs.evolve(found, roads={**found.roads, **dict(zip(("apply", "shardings"), more, strict=True))})
 
 
 def user_place(frames: Frames) -> Span | None:
