@@ -1,6 +1,7 @@
 """Compile a step for a target, and put what the compiler makes of it beside the prediction.
 
-A child process compiles our own program, so that the devices, the flags and the end of the compiler are the child's own.
+A child process compiles our own program, so that the devices, the flags and the end of the compiler are the child's own. Only a
+program with `call`s is compiled in this process, which has their functions.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Function, Program, source_file, walk
 from mtfc.compiler.ir.ops.collectives import KINDS
 from mtfc.driver.errors import FailedRequest, UsageError
-from mtfc.driver.verification.checks import Check, Remade, results
+from mtfc.driver.verification import checks
 from mtfc.frontend.hardware_targets import find_hardware, library_machines
 from mtfc.reports.inspection import Inspection, StepFigures
 
@@ -71,6 +72,10 @@ class CompileTarget:
     def generation(self) -> str:
         """The generation of TPUs; empty for other devices."""
         return self.machine[4:] if self.machine.startswith("tpu_") else ""
+
+    @property
+    def is_gpu(self) -> bool:
+        return not self.generation and self.machine != "cpu"
 
     @property
     def hardware(self) -> Hardware | None:
@@ -142,7 +147,7 @@ def compiled(lowered: Any, target: CompileTarget) -> XlaProgram:
     return XlaProgram(text(done), memory, seconds, name)
 
 
-def compilations(program: Program, function: str, target: CompileTarget) -> Sequence[Check]:
+def compilations(program: Program, function: str, target: CompileTarget) -> Sequence[checks.Check]:
     """Return the compilation of a function of a lowered program, for a process of its own."""
     count = program.placed_on.devices
 
@@ -157,7 +162,7 @@ def compilations(program: Program, function: str, target: CompileTarget) -> Sequ
             ) from None
         yield compiled(found, target)
 
-    return [Check(f"compiling for {target.named(count)}", run, XlaProgram(), HOURS)]
+    return [checks.Check(f"compiling for {target.named(count)}", run, XlaProgram(), HOURS)]
 
 
 def checked(found: XlaProgram, target: CompileTarget) -> XlaProgram:
@@ -174,14 +179,16 @@ def inspected(program: Program, target: CompileTarget) -> Inspection:
     """
     name = "step" if program.has_function("step") else "forward"
     cost, given = layout_cost(program, device=target.device), (program, name, target)
-    remade = Remade("mtfc.driver.compiled_step:compilations", given)
-    has_own = not target.generation and target.machine != "cpu"
-    (found,) = results(compilations(*given), remade, None, {} if has_own else {"JAX_PLATFORMS": "cpu"})
+    remade = checks.Remade("mtfc.driver.compiled_step:compilations", given)
+    variables = {} if target.is_gpu else {"JAX_PLATFORMS": "cpu"}
+    source = BACKENDS["jax"].generate(program)
+    run = checks.results_here if "mapped_call(" in source else checks.results
+    (found,) = run(compilations(*given), remade, None, variables)
     checked(found, target)
     with doing("reading the compiled program"):
         roads = {
             "predicted": predicted(program.function(name), cost, target),
-            "compiled": figures(found, generated_places(program, program.function(name))),
+            "compiled": figures(found, generated_places(source, program.function(name))),
         }
     return Inspection(cost, target.named(cost.mesh.devices), found.compiler, found.seconds, roads)
 
@@ -233,14 +240,14 @@ def _charge(item: Item, span: Span | None, amounts: Mapping[str, float]) -> Char
     return Charge(span, "forward", kind=item.kind, axes=groups, sent=sent)
 
 
-def generated_places(program: Program, function: Function) -> Callable[[Frames], Span | None]:
+def generated_places(source: str, function: Function) -> Callable[[Frames], Span | None]:
     """Return what gives the place of an equation from the call stack of its statement in the generated module.
 
     A comment with the line stands above each statement, at the same indentation or at that of a block around the statement.
     """
     own = source_file([function])
     spans = {f"# {eqn.span.seen_from(own)}": eqn.span for eqn in walk(function.body) if eqn.span is not None}
-    texts = {file: part.splitlines() for file, part in parts(BACKENDS["jax"].generate(program))}
+    texts = {file: part.splitlines() for file, part in parts(source)}
 
     def above(lines: Sequence[str], number: int) -> Span | None:
         indent = len(lines[number - 1]) - len(lines[number - 1].lstrip())

@@ -21,17 +21,18 @@ def inspect(file: str, target: str, choice: Choice, sources: Sources, applied: b
     Raises `CompileError`, `UsageError`, `Unavailable` and `FailedRequest`.
     """
     wanted, source = CompileTarget.of(target), choice.source
-    if applied and source is None:
+    if source is None and applied:
         raise UsageError("--apply is for functions of JAX: a .mtf file has one program")
-    if source is not None and (
-        wanted.generation or wanted.machine == "cpu"
-    ):  # JAX need not look for devices, if it is not imported yet
+    if source is None:
+        selection = select(file, choice, sources)
+        return inspected(selection.cases[0].lower(selection.program), wanted)
+    if not wanted.is_gpu:  # JAX need not look for devices, if it is not imported yet
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    if applied and wanted.machine == "cpu":
-        plan = plan_on_devices(file, choice, sources)
-        return inspect_plan(plan.program, wanted, plan.lowered)
-    selection = select(file, choice, sources)
-    if isinstance(source, FunctionSource):
-        plan = source.plan(selection.cases[0])
-        return inspect_plan(plan.program, wanted, plan.lowered if applied else None)
-    return inspected(selection.cases[0].lower(selection.program), wanted)
+    assert isinstance(source, FunctionSource)
+    is_cpu = wanted.machine == "cpu"
+    plan = (
+        plan_on_devices(file, choice, sources)
+        if is_cpu
+        else source.plan(select(file, choice, sources).cases[0])
+    )
+    return inspect_plan(plan.program, wanted, plan.lowered if applied else None)

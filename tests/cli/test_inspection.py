@@ -9,9 +9,9 @@ import pytest
 
 import mtfc
 from mtfc.backends.jax.tpu_topologies import smallest
-from mtfc.driver import compiled_step
 from mtfc.driver.compiled_step import CompileTarget, XlaProgram
 from mtfc.driver.errors import FailedRequest
+from mtfc.driver.verification import checks
 from mtfc.reports.inspection import Inspection, StepFigures
 from tests.cli.conftest import Mtfc
 
@@ -91,6 +91,16 @@ def test_each_line_has_its_own_collectives_and_dots() -> None:
         "bytes_per_device": 4,
         "wire_bytes_per_device": 6.0,
     }
+
+
+@pytest.mark.usefixtures("in_children")
+def test_a_child_has_as_many_devices_as_the_mesh() -> None:
+    found = mtfc.inspect(EXAMPLES / "two_layer.mtf", "cpu", layout="batch: all", mesh="all: 64")
+    assert (found.target, found["compiled"].memory["arguments"]) == (
+        "cpu:64",
+        found["predicted"].memory["arguments"],
+    )
+    assert found["compiled"].wire_bytes == found["predicted"].wire_bytes > 0
 
 
 LOOP = """\
@@ -190,7 +200,7 @@ def test_a_program_that_the_compiler_refuses_has_status_1(
     mtfc: Mtfc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused = XlaProgram(compiler="libtpu 1", failed="RESOURCE_EXHAUSTED: used 20 GiB of 16")
-    monkeypatch.setattr(compiled_step, "results", lambda *_: iter([refused]))
+    monkeypatch.setattr(checks, "results", lambda *_: iter([refused]))
     with pytest.raises(FailedRequest, match="libtpu 1 does not compile this for cpu: RESOURCE_EXHAUSTED"):
         mtfc_inspect()
     found = mtfc("inspect", str(EXAMPLES / "two_layer.mtf"), "--target", "cpu")

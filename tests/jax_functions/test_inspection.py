@@ -97,6 +97,7 @@ def test_the_users_lines_and_scopes_stay_in_applied_functions() -> None:
     assert 'test_inspection.py":' in text
 
 
+@pytest.mark.usefixtures("in_children")
 def test_a_plan_needs_no_devices_of_its_own_process() -> None:
     """The step is compiled in a child: this process has too few devices for 64, and `apply` would need them."""
     program = mtfc.from_jax(two_dots, {"a": array(8, 16), "b": array(8, 16)}, array(64, 8))
@@ -107,6 +108,13 @@ def test_a_plan_needs_no_devices_of_its_own_process() -> None:
         plan.inspect("cpu", apply=True)
     with pytest.raises(ValueError, match="too few devices for 64"):
         plan.inspect("cpu:8")
+
+
+@pytest.mark.usefixtures("in_children")
+def test_primitives_that_no_op_stands_for_are_compiled_in_this_process() -> None:
+    program = mtfc.from_jax(lambda x: jax.scipy.special.erfinv(x), array(8, 4), names={"x": "rows cols"})
+    found = program.plan({"rows": "x"}, {"x": 4}).inspect("cpu")
+    assert found["compiled"].memory["arguments"] == found["predicted"].memory["arguments"]
 
 
 def sent(**lines: int) -> StepFigures:
