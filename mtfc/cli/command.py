@@ -34,7 +34,7 @@ SUBCOMMANDS = {
     "export": "write parameters as safetensors, under our names or those of another library",
     "import": "read parameters that another library wrote",
     "cost": "print computation, communication and memory per device",
-    "inspect": "compile a step for a machine, and print what its compiler makes of it beside the prediction",
+    "inspect": "print what the compiler of a machine makes of a step, beside the prediction",
     "explain": "print the rules of a layout that cause its collectives",
     "search": "find the best layout for a machine",
     "simulate": "predict the time of a step on a machine",
