@@ -37,6 +37,7 @@ from mtfc.compiler.cost.volumes import charges, total
 from mtfc.compiler.ir.core import Equation, Function, Program
 from mtfc.compiler.ir.loops import dim_of, region_of
 from mtfc.compiler.ir.types import Mesh
+from mtfc.driver.compiled_step import memory_of
 from mtfc.driver.data.inputs import draw_batch
 from mtfc.frontend.hardware_targets import find_hardware
 
@@ -179,7 +180,11 @@ def _beside_compiled(
     yield Figure("    predicted computation over the compiler's", computation / compiled, "")
     wrong = unpredicted(program, text)
     yield Figure("    elements in collectives that were not predicted", wrong, "", unpredicted_at_most)
-    yield Figure("    predicted memory over the compiler's", memory(program, hardware) / allocated(step), "")
+    yield Figure(
+        "    predicted memory over the compiler's",
+        memory(program, hardware) / allocated(step, is_tpu=True),
+        "",
+    )
     return abs(computation / compiled - 1)
 
 
@@ -195,11 +200,9 @@ def memory(program: Program, hardware: Hardware) -> int:
     return whole(memory_on(program.function("step"), program.placed_on, hardware.device).total)
 
 
-def allocated(step: Any) -> int:
+def allocated(step: Any, is_tpu: bool = False) -> int:
     """Return the bytes of one device while a compiled step runs. Results overwrite the arguments that they replace."""
-    said = step.memory_analysis()
-    given = said.argument_size_in_bytes + said.output_size_in_bytes - said.alias_size_in_bytes
-    return int(given + said.temp_size_in_bytes)
+    return memory_of(step, is_tpu)["total"]
 
 
 def unpooling(function: Function, mesh: Mesh, device: Device) -> float:

@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from mtfc.backends.common.devices import Unavailable, devices, import_jax, of_kind
+from mtfc.backends.common.devices import Unavailable, devices, import_jax, of_kind, setting_kept
 from mtfc.backends.common.module import parts
 from mtfc.backends.hlo import CYCLES_OF, UNKNOWN, WIRE, Frames, Item, work
 from mtfc.backends.jax.tpu_topologies import GENERATIONS, smallest, text, topology
@@ -137,14 +137,23 @@ def compiled(lowered: Any, target: CompileTarget) -> XlaProgram:
         done = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
         return XlaProgram(compiler=name, failed=" ".join(str(error).splitlines()[:3]))
-    seconds, said = perf_counter() - start, done.memory_analysis()
-    memory = {
-        "arguments": said.argument_size_in_bytes,
-        "outputs": said.output_size_in_bytes - said.alias_size_in_bytes,
-        "temporaries": said.temp_size_in_bytes,
-    }
-    memory |= {"total": sum(memory.values()), "peak": said.peak_memory_in_bytes}
-    return XlaProgram(text(done), memory, seconds, name)
+    seconds = perf_counter() - start
+    return XlaProgram(text(done), memory_of(done, is_tpu=bool(target.generation)), seconds, name)
+
+
+def memory_of(executable: Any, is_tpu: bool) -> dict[str, int]:
+    """Return the bytes of a compiled program on one device.
+
+    libtpu states more temporaries than its compiler needs, which compiles for less memory. The peak of the compiler's own
+    assignment of buffers says what it needs.
+    """
+    said = executable.memory_analysis()
+    arguments, peak = said.argument_size_in_bytes, said.peak_memory_in_bytes
+    outputs, temporaries = said.output_size_in_bytes - said.alias_size_in_bytes, said.temp_size_in_bytes
+    if is_tpu:
+        temporaries = max(0, min(temporaries, peak - arguments - outputs))
+    parts = {"arguments": arguments, "outputs": outputs, "temporaries": temporaries}
+    return {**parts, "total": sum(parts.values()), "peak": peak}
 
 
 def compilations(program: Program, function: str, target: CompileTarget) -> Sequence[checks.Check]:
@@ -155,7 +164,8 @@ def compilations(program: Program, function: str, target: CompileTarget) -> Sequ
         from mtfc.backends.jax.runtime import lowered
 
         try:
-            found = lowered(program, function, target.devices(count))
+            with setting_kept("jax_enable_x64"):  # a module may change the setting
+                found = lowered(program, function, target.devices(count))
         except AssertionError:  # JAX's own, for a mesh that is no part of a torus
             raise Unavailable(
                 f"a mesh of {count} devices does not lie on {target.named(count)}: take another mesh"

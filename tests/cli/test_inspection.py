@@ -9,6 +9,7 @@ import pytest
 
 import mtfc
 from mtfc.backends.jax.tpu_topologies import smallest
+from mtfc.driver import compiled_step
 from mtfc.driver.compiled_step import CompileTarget, XlaProgram
 from mtfc.driver.errors import FailedRequest
 from mtfc.driver.verification import checks
@@ -194,6 +195,25 @@ def test_a_machine_without_a_gpu_says_what_else_can_be_compiled_for(mtfc: Mtfc) 
     pytest.importorskip("jax")
     found = mtfc("inspect", str(EXAMPLES / "two_layer.mtf"), "--target", "h100", "--layout", "hybrid")
     assert (found.status, "take another mesh, cpu:8 or TPUs" in found.err) == (3, True)
+
+
+class Gpu:
+    device_kind = "NVIDIA H100 80GB HBM3"
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "fits"),
+    [("gpu", 2, True), ("h100", 2, True), ("h100:2", 1, True), ("a100", 1, False), ("gpu", 3, False)],
+)
+def test_gpus_are_those_of_the_machine(
+    name: str, count: int, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled_step, "of_kind", lambda *_: [Gpu(), Gpu()])
+    if fits:
+        assert len(CompileTarget.of(name).devices(count)) == 2
+    else:
+        with pytest.raises(mtfc.Unavailable, match="such devices, and the mesh has"):
+            CompileTarget.of(name).devices(count)
 
 
 def test_a_program_that_the_compiler_refuses_has_status_1(
