@@ -252,7 +252,7 @@ def _called(instruction: Instruction, inside: Work, limits: Mapping[str, int]) -
         starts = item.kind in SENDINGS and instruction.opcode == "async-start"
         frame, is_asynchronous = item.frame or _frame(instruction), item.is_asynchronous or starts
         made = attrs.evolve(item, frame=frame, is_asynchronous=is_asynchronous)
-        found[made, quantity] += amount * (times or 1)
+        found[made, quantity] += amount * (1 if times is None else times)
         if times is None:
             found[made, UNKNOWN] = 1
     return found

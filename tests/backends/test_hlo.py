@@ -14,7 +14,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from mtfc.backends.common.devices import devices
-from mtfc.backends.hlo import FLOPS, WIRE, collectives, cycles, work
+from mtfc.backends.hlo import FLOPS, UNKNOWN, WIRE, collectives, cycles, work
 
 
 def traffic(count: int, elements: int, bytes: int) -> dict[str, int]:
@@ -165,6 +165,19 @@ def test_loops_multiply() -> None:
         '%w = f32[5]{0} while(%p), condition=%c, body=%outer, backend_config={"known_trip_count":{"n":"7"}}'
     )
     assert collectives(entry(*PARAMETERS, loop, before=LOOP)) == {"all_reduce": traffic(21, 105, 420)}
+
+
+@pytest.mark.parametrize("times", [0, 1])
+def test_loops_that_do_not_run_send_nothing(times: int) -> None:
+    loop = f'%w = f32[5]{{0}} while(%p), condition=%c, body=%outer, backend_config={{"known_trip_count":{{"n":"{times}"}}}}'
+    sent = collectives(entry(*PARAMETERS, loop, before=LOOP))
+    assert sent == {"all_reduce": traffic(3 * times, 15 * times, 60 * times)}
+
+
+def test_a_loop_of_unknown_length_counts_as_one_iteration_in_the_work() -> None:
+    text = entry(*PARAMETERS, "%w = f32[5]{0} while(%p), condition=%c, body=%outer", before=LOOP)
+    ((item, _, amounts),) = work(text)
+    assert (item.kind, amounts["count"], amounts[UNKNOWN] > 0) == ("all_reduce", 3, True)
 
 
 def test_a_loop_of_unknown_length_that_communicates_is_refused() -> None:
