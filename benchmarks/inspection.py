@@ -1,6 +1,7 @@
 """Predicted arguments, memory and FLOPs of training steps, beside those of the compiled programs, as `mtfc inspect` shows them.
 
-The steps are those of `cpu_memory` on eight virtual CPU devices. Where libtpu is installed, the large networks of `accuracy` follow.
+The steps are those of `cpu_memory` on eight virtual CPU devices. Where libtpu is installed, the large networks of `accuracy`
+follow.
 """
 
 from __future__ import annotations

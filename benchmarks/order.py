@@ -1,7 +1,7 @@
 """The order of steps on eight virtual CPU devices after a calibration, in seconds of the processor.
 
-`accuracy` measures by the clock, on a machine that runs nothing else. Here the calibration and the steps are measured in seconds of
-the processor over the number of cores, so that other programs of a shared machine disturb them little.
+`accuracy` measures by the clock, on a machine that runs nothing else. Here the calibration and the steps are measured in
+seconds of the processor over the number of cores, so that other programs of a shared machine disturb them little.
 """
 
 from __future__ import annotations
