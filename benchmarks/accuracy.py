@@ -17,7 +17,6 @@ from math import exp, log
 from statistics import fmean
 from typing import Any
 
-from benchmarks import tpu_compiler
 from benchmarks.figures import Figure, median_seconds
 from benchmarks.steps import AS_DECLARED, FEW_IMAGES, IN_SCRATCHPAD, LARGE, MEASURED, OTHERS, Case
 from mtfc.backends import hlo
@@ -26,6 +25,7 @@ from mtfc.backends.common.allocator import keep_memory
 from mtfc.backends.common.devices import Unavailable
 from mtfc.backends.jax import backend as jax_backend
 from mtfc.backends.jax import runtime as jax_runtime
+from mtfc.backends.jax import tpu_topologies
 from mtfc.compiler.cost.device_models import fusion_of
 from mtfc.compiler.cost.effects.memory import memory_on
 from mtfc.compiler.cost.effects.roofline import work
@@ -37,6 +37,7 @@ from mtfc.compiler.cost.volumes import charges, total
 from mtfc.compiler.ir.core import Equation, Function, Program
 from mtfc.compiler.ir.loops import dim_of, region_of
 from mtfc.compiler.ir.types import Mesh
+from mtfc.driver.compiled_step import memory_of
 from mtfc.driver.data.inputs import draw_batch
 from mtfc.frontend.hardware_targets import find_hardware
 
@@ -138,7 +139,7 @@ def order(found: Sequence[tuple[float, float]]) -> tuple[int, int]:
 
 def _compiled() -> Iterator[Figure]:
     try:
-        tpu_compiler.topology(LARGE[0][0])
+        tpu_topologies.topology(LARGE[0][0])
     except Unavailable as error:
         print(f"  left out: {error}")
         return
@@ -166,17 +167,24 @@ def _beside_compiled(
 ) -> Generator[Figure, None, float]:
     """Yield the figures of one step, and return the relative error of its predicted computation."""
     program, generation = case.lowered(), topology.split(":")[0]
-    step = tpu_compiler.compiled(program, topology, "step")
-    text = tpu_compiler.text(step)
-    cycles = tpu_compiler.cycles(text)
-    compiled, hardware = cycles / tpu_compiler.CLOCKS[generation], find_hardware(f"tpu_{generation}", {})
+    step = jax_runtime.lowered(program, "step", tpu_topologies.topology(topology)).compile()
+    text = tpu_topologies.text(step)
+    cycles = hlo.cycles(text)
+    compiled, hardware = (
+        cycles / tpu_topologies.GENERATIONS[generation].clock,
+        find_hardware(f"tpu_{generation}", {}),
+    )
     said_nothing_of = unpooling(program.function("step"), program.placed_on, hardware.device)
     computation = predicted(program, hardware).total.compute - said_nothing_of
     yield Figure(f"{case.name} on TPU {generation}: cycles of computation", cycles, "")
     yield Figure("    predicted computation over the compiler's", computation / compiled, "")
     wrong = unpredicted(program, text)
     yield Figure("    elements in collectives that were not predicted", wrong, "", unpredicted_at_most)
-    yield Figure("    predicted memory over the compiler's", memory(program, hardware) / allocated(step), "")
+    yield Figure(
+        "    predicted memory over the compiler's",
+        memory(program, hardware) / allocated(step, is_tpu=True),
+        "",
+    )
     return abs(computation / compiled - 1)
 
 
@@ -192,11 +200,9 @@ def memory(program: Program, hardware: Hardware) -> int:
     return whole(memory_on(program.function("step"), program.placed_on, hardware.device).total)
 
 
-def allocated(step: Any) -> int:
+def allocated(step: Any, is_tpu: bool = False) -> int:
     """Return the bytes of one device while a compiled step runs. Results overwrite the arguments that they replace."""
-    said = step.memory_analysis()
-    given = said.argument_size_in_bytes + said.output_size_in_bytes - said.alias_size_in_bytes
-    return int(given + said.temp_size_in_bytes)
+    return memory_of(step, is_tpu)["total"]
 
 
 def unpooling(function: Function, mesh: Mesh, device: Device) -> float:

@@ -13,15 +13,9 @@ from benchmarks.figures import Figure
 from benchmarks.steps import Case
 from mtfc.backends.jax import runtime
 from mtfc.compiler.cost.effects.memory import memory_of, memory_on
-from mtfc.compiler.cost.hardware import Device, Rate
 from mtfc.compiler.cost.sizes import Numbers, whole
+from mtfc.driver.compiled_step import XLA_FOR_CPUS
 
-CPU = Device(
-    flops={"f32": Rate.constant(1e11), "bf16": Rate.constant(5e10)},
-    memory=1e12,
-    bandwidth=Rate.constant(1e10),
-    ops={"reordered": 1e9},
-)
 SMALL = {"batch": 32, "length": 128, "vocab": 1024, "d_model": 128, "d_k": 32, "d_ff": 512, "layers": 4}
 LLAMA = {**SMALL, "kv_heads": 4, "sharers": 2}
 MOE = {
@@ -58,7 +52,7 @@ def figures() -> Iterator[Figure]:
         bytes = allocated(runtime.lowered(program, "step").compile())
         yield Figure(
             f"{case.name}: predicted memory over XLA's",
-            whole(memory_on(step, mesh, CPU).total) / bytes,
+            whole(memory_on(step, mesh, XLA_FOR_CPUS).total) / bytes,
             "",
             1.15,
         )

@@ -17,7 +17,6 @@ from typing import Any
 
 import attrs
 
-from benchmarks import tpu_compiler
 from benchmarks.figures import Figure
 from benchmarks.steps import Case
 from mtfc.backends.common.devices import Unavailable, devices, import_jax
@@ -25,6 +24,7 @@ from mtfc.backends.common.emitter import Emitter
 from mtfc.backends.hlo import collectives
 from mtfc.backends.jax import backend as jax_backend
 from mtfc.backends.jax import runtime as jax_runtime
+from mtfc.backends.jax import tpu_topologies
 from mtfc.backends.jax.convolution_fusion import fused
 from mtfc.compiler.ir.core import Program, Value
 from mtfc.compiler.ir.types import ARRAY_DTYPES
@@ -68,7 +68,7 @@ def _compared(topology: str, case: Case) -> list[Figure]:
     count = program.placed_on.devices
     places = {f"{count} virtual CPU devices": devices(count)}
     with suppress(Unavailable):
-        places[f"TPU {topology}"] = tpu_compiler.topology(topology)
+        places[f"TPU {topology}"] = tpu_topologies.topology(topology)
     return [figure for place, on in places.items() for figure in _on(place, on, case, program, whole)]
 
 

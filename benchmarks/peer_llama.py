@@ -16,11 +16,12 @@ from typing import Any
 
 import attrs
 
-from benchmarks import tpu_compiler
 from benchmarks.figures import Figure
 from benchmarks.steps import EXAMPLES
+from mtfc.backends import hlo
 from mtfc.backends.common.tpu_flags import FUSION_FLAGS, TPU_FLAGS, TPU_VARIABLE
 from mtfc.backends.jax import runtime as jax_runtime
+from mtfc.backends.jax import tpu_topologies
 from mtfc.compiler.ir.core import Program
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import choose
@@ -76,7 +77,7 @@ def _alone(measure: Callable[[LlamaCase], dict[str, float]], case: LlamaCase) ->
 
 def _generated(case: LlamaCase) -> dict[str, float]:
     os.environ["JAX_PLATFORMS"] = "cpu"  # libtpu has no TPU to run on
-    return _measured(jax_runtime.lowered(case.program(), "step", tpu_compiler.topology(TOPOLOGY)))
+    return _measured(jax_runtime.lowered(case.program(), "step", tpu_topologies.topology(TOPOLOGY)))
 
 
 def _by_hand(case: LlamaCase) -> dict[str, float]:
@@ -88,7 +89,7 @@ def _by_hand(case: LlamaCase) -> dict[str, float]:
 
     from benchmarks.handwritten_llama import Sizes, splash_attention, step
 
-    chips = tpu_compiler.topology(TOPOLOGY)
+    chips = tpu_topologies.topology(TOPOLOGY)
     placed = mesh_utils.create_device_mesh(case.mesh, chips, allow_split_physical_axes=True)
     mesh = jax.sharding.Mesh(placed, ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     return _measured(step(mesh, case.is_fsdp, BATCH, LENGTH, splash_attention, Sizes()))
@@ -98,6 +99,6 @@ def _measured(lowered: Any) -> dict[str, float]:
     compiled = lowered.compile()
     temporaries = compiled.memory_analysis().temp_size_in_bytes
     return {
-        "cycles without attention": tpu_compiler.cycles(tpu_compiler.text(compiled)),
+        "cycles without attention": hlo.cycles(tpu_topologies.text(compiled)),
         "temporaries": temporaries,
     }

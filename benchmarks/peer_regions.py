@@ -87,8 +87,8 @@ def _figures(case: RegionCase) -> Iterator[Figure]:
     import jax
 
     from benchmarks.handwritten_regions import loss_and_gradients
+    from mtfc.backends.hlo import wire_bytes
     from mtfc.backends.jax import runtime as jax_runtime
-    from mtfc.driver.jax_functions.sent_bytes import sent_bytes
 
     programs = {form: case.program(form) for form in PEERS}
     mesh = jax.make_mesh((2, 4), ("rows", "cols"))
@@ -97,7 +97,7 @@ def _figures(case: RegionCase) -> Iterator[Figure]:
     for name, on_parts in (("by hand", False), ("by hand on parts", True)):
         compiled[name] = loss_and_gradients(mesh, on_parts, case.computes_again).lower(*values).compile()
     for what, measure in (
-        ("bytes that leave a device", lambda each: sent_bytes(each).wire_bytes),
+        ("bytes that leave a device", lambda each: wire_bytes(each.as_text())),
         ("temporaries", lambda each: each.memory_analysis().temp_size_in_bytes),
     ):
         for form, name in PEERS.items():

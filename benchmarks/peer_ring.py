@@ -105,8 +105,8 @@ def _figures(case: RingCase) -> Iterator[Figure]:
     import jax
 
     from benchmarks.handwritten_ring import KEYS, QUERIES, loss_and_gradients
+    from mtfc.backends.hlo import wire_bytes
     from mtfc.backends.jax import runtime as jax_runtime
-    from mtfc.driver.jax_functions.sent_bytes import sent_bytes
 
     program = case.program(PASSES)
     ours = jax_runtime.lowered(program, "gradients").compile()
@@ -128,7 +128,7 @@ def _figures(case: RingCase) -> Iterator[Figure]:
             for name, is_balanced in peers.items()
         }
     for what, measure in (
-        ("bytes that leave a device", lambda each: sent_bytes(each).wire_bytes),
+        ("bytes that leave a device", lambda each: wire_bytes(each.as_text())),
         ("temporaries", lambda each: each.memory_analysis().temp_size_in_bytes),
     ):
         yield Figure(f"{case.name}: {what}", measure(ours), "B", min(map(measure, compiled.values())))

@@ -23,6 +23,7 @@ import attrs
 import mtfc
 from benchmarks.figures import Figure
 from benchmarks.keras_models import keras_models
+from mtfc.backends.hlo import wire_bytes
 from mtfc.compiler.ir.types import EVERY, Layout, Mesh, Rules
 from mtfc.compiler.passes.partition.combine_collectives import CombineCollectives
 from mtfc.compiler.passes.partition.place_reductions import PlaceReductions
@@ -30,7 +31,6 @@ from mtfc.compiler.passes.pass_base import Pass
 from mtfc.compiler.passes.pipelines import default_pipeline
 from mtfc.driver.jax_functions.imported_program import ImportedProgram
 from mtfc.driver.jax_functions.plan import Plan
-from mtfc.driver.jax_functions.sent_bytes import sent_bytes
 from mtfc.driver.loading.selection import LayoutOnMesh
 from mtfc.frontend.jaxpr.importing import Imported, Leaf, returned_arguments
 
@@ -246,4 +246,4 @@ def _compiled(lowered: Any) -> Compiled:
     sizes = program.memory_analysis()
     kept = sizes.argument_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
     temporaries = sizes.temp_size_in_bytes
-    return Compiled(sent_bytes(program).wire_bytes, kept + temporaries, temporaries)
+    return Compiled(wire_bytes(program.as_text()), kept + temporaries, temporaries)

@@ -5,10 +5,10 @@ Every record comes from the driver function that the command calls for `--format
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property, wraps
+from inspect import Parameter, signature
 from os import PathLike
 from pathlib import Path
 from types import ModuleType
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from mtfc.driver.jax_functions.imported_program import ImportedProgram
     from mtfc.driver.records import Costs, Difference, Explanation, LayoutCost, Search, Step, Verification
     from mtfc.driver.report import ReportPage
+    from mtfc.reports.inspection import Inspection
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -381,10 +382,10 @@ def _taking(options: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Make a function of the API that takes the keywords of a `TypedDict` as `**options`, and refuses others by its own name."""
 
     def decorated(function: Callable[P, R]) -> Callable[P, R]:
-        own = inspect.signature(function)
+        own = signature(function)
         *before, last = own.parameters.values()
         keywords = [
-            inspect.Parameter(name, last.KEYWORD_ONLY, default=None, annotation=hint.__forward_arg__)
+            Parameter(name, last.KEYWORD_ONLY, default=None, annotation=hint.__forward_arg__)
             for name, hint in options.__annotations__.items()
         ]
         parameters = sorted([*before, *keywords], key=lambda each: each.kind)
@@ -596,6 +597,22 @@ def cost(path: PathOption, *, symbolic: bool = False, **options: Unpack[Lowering
     choice = choice_of(**options)
     with _showing(sources := Sources()):
         return cast("Costs", model_costs(file_option(path), choice, sources, symbolic).record())
+
+
+@_taking(CompilationOptions)
+def inspect(path: PathOption, target: str = "cpu", **options: Unpack[CompilationOptions]) -> Inspection:
+    """Compile the step of a .mtf file under a layout for a target, and return its memory, FLOPs and collectives.
+
+    target: `"cpu:8"`, `"tpu_v5e"`, a topology of TPUs such as `"v5p:4x4x4"`, or `"gpu"`. Print the result for tables beside the
+    prediction; `record()` is that of `mtfc inspect --format json`. Raises `Unavailable` where the target cannot be compiled for,
+    and `ValueError` for an unknown one.
+    """
+    from mtfc.driver.inspect import inspect as inspected
+
+    choice = choice_of(**options)
+    with _showing(sources := Sources()):
+        found = inspected(file_option(path), target_option(target), choice, sources)
+        return attrs.evolve(found, texts=sources.with_library())
 
 
 @_taking(ProgramOptions)

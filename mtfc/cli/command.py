@@ -34,6 +34,7 @@ SUBCOMMANDS = {
     "export": "write parameters as safetensors, under our names or those of another library",
     "import": "read parameters that another library wrote",
     "cost": "print computation, communication and memory per device",
+    "inspect": "print what the compiler of a machine makes of a step, beside the prediction",
     "explain": "print the rules of a layout that cause its collectives",
     "search": "find the best layout for a machine",
     "simulate": "predict the time of a step on a machine",
@@ -89,6 +90,10 @@ class _Strict(argparse.ArgumentParser):
 
     def parse_known_args(self, *arguments: Any, **named: Any) -> Any:
         options, unknown = super().parse_known_args(*arguments, **named)
+        if "--compiled" in unknown:
+            self.error(
+                "--compiled is a command of its own now: mtfc inspect FILE --target cpu:8, for plan.apply with --apply"
+            )
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         for action in self._actions:

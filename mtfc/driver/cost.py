@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
@@ -29,9 +29,6 @@ from mtfc.reports.cost_report import (
 )
 from mtfc.reports.meshes_report import multi_mesh_cost_json, multi_mesh_cost_text
 from mtfc.reports.recompute_report import Recomputation, recompute_json, recompute_report
-
-if TYPE_CHECKING:
-    from mtfc.driver.jax_functions.sent_bytes import BytesComparison
 
 
 @attrs.frozen(slots=False, eq=False)
@@ -99,17 +96,3 @@ def case_cost(case: PlacementCase | MultiMeshCase, program: Program) -> dict[str
     if isinstance(case, PlacementCase):
         raise UsageError(f"`{case.name}` is a placement: `simulate` returns what each of its devices does")
     return multi_mesh_cost_json(multi_mesh_cost(case.program(program)))
-
-
-def compiled_bytes(file: str, choice: Choice, sources: Sources) -> BytesComparison:
-    """Compile a function of JAX under one layout, and return what it sends beside the prediction.
-
-    Raises `CompileError`, `UsageError` and `Unavailable`.
-    """
-    from mtfc.driver.jax_functions.verification import plan_on_devices
-
-    if choice.source is None:
-        raise UsageError(
-            f"--compiled is for functions of JAX: `mtfc compile {file} --emit hlo` prints XLA's program of a .mtf file"
-        )
-    return plan_on_devices(file, choice, sources).compare_bytes()

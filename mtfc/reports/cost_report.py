@@ -334,8 +334,8 @@ def layout_json(cost: PlacedCost) -> dict[str, Any]:
         "layout": cost.layout.name,
         "mesh": cost.mesh.sizes,
         "devices": cost.mesh.devices,
-        "forward": _totals_json(total(cost.forward)),
-        "step": _totals_json(total(cost.step)),
+        "forward": totals_json(total(cost.forward)),
+        "step": totals_json(total(cost.step)),
         "memory_per_device": {name: _number(amount) for name, amount in cost.memory.parts().items()},
         "pipelines": [_pipeline_json(each) for each in cost.pipelines],
         "loops_ended_by_data": [
@@ -357,16 +357,17 @@ def _pipeline_json(each: PipelineCost) -> dict[str, Any]:
     }
 
 
-def _totals_json(totals: CostTotals) -> dict[str, Any]:
+def totals_json(totals: CostTotals) -> dict[str, Any]:
     """Return FLOPs and collectives, with all kinds of collectives, including those that do not occur."""
     return {
         "flops_per_device": _number(totals.flops),
-        "collectives": {kind: _sent_json(totals.collectives.get(kind, SentVolume())) for kind in KINDS},
+        "collectives": {kind: sent_json(totals.collectives.get(kind, SentVolume())) for kind in KINDS},
         "wire_bytes_per_device": _number(totals.sent.wire_bytes),
     }
 
 
-def _sent_json(sent: SentVolume) -> dict[str, Any]:
+def sent_json(sent: SentVolume) -> dict[str, Any]:
+    """Return the number and the sizes of collectives."""
     return {
         "count": sent.count,
         "elements_per_device": _number(sent.elements),

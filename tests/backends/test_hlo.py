@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,9 +13,8 @@ from jax import lax
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.tpu_compiler import cycles
 from mtfc.backends.common.devices import devices
-from mtfc.backends.hlo import SentByStack, collectives, sent_by_stack
+from mtfc.backends.hlo import FLOPS, UNKNOWN, WIRE, collectives, cycles, work
 
 
 def traffic(count: int, elements: int, bytes: int) -> dict[str, int]:
@@ -167,8 +167,21 @@ def test_loops_multiply() -> None:
     assert collectives(entry(*PARAMETERS, loop, before=LOOP)) == {"all_reduce": traffic(21, 105, 420)}
 
 
+@pytest.mark.parametrize("times", [0, 1])
+def test_loops_that_do_not_run_send_nothing(times: int) -> None:
+    loop = f'%w = f32[5]{{0}} while(%p), condition=%c, body=%outer, backend_config={{"known_trip_count":{{"n":"{times}"}}}}'
+    sent = collectives(entry(*PARAMETERS, loop, before=LOOP))
+    assert sent == {"all_reduce": traffic(3 * times, 15 * times, 60 * times)}
+
+
+def test_a_loop_of_unknown_length_counts_as_one_iteration_in_the_work() -> None:
+    text = entry(*PARAMETERS, "%w = f32[5]{0} while(%p), condition=%c, body=%outer", before=LOOP)
+    ((item, _, amounts),) = work(text)
+    assert (item.kind, amounts["count"], amounts[UNKNOWN] > 0) == ("all_reduce", 3, True)
+
+
 def test_a_loop_of_unknown_length_that_communicates_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"how often the loop w runs"):
+    with pytest.raises(ValueError, match="how often a loop runs"):
         collectives(entry(*PARAMETERS, "%w = f32[5]{0} while(%p), condition=%c, body=%outer", before=LOOP))
 
 
@@ -181,7 +194,7 @@ def test_computations_behind_the_entry_do_not_count() -> None:
         both = f"{text}\n{behind}"
         assert collectives(both) == {"all_gather": traffic(1, 32, 128)}
         assert cycles(both) == 5
-        assert sent_by_stack(both) == sent_by_stack(text) != []
+        assert work(both) == work(text) != []
 
 
 def test_a_program_without_collectives() -> None:
@@ -291,11 +304,15 @@ def test_operands_of_combined_collectives_have_lines_of_their_own(stacks: str) -
         "HloModule m, num_partitions=8\n", HEADER + stacks + "\n"
     )
     inner, outer = ("1 library.py", 70), ("user.py", 5)
-    assert sent_by_stack(text) == [
-        SentByStack("all_reduce", (inner, outer), 128, 128.0),
-        SentByStack("all_reduce", (outer,), 6, 6.0),
-        SentByStack("all_gather", (), 128, 384.0),
-    ]
+    assert {
+        (item.kind, item.groups, item.members, frames, sent["bytes_per_device"], sent[WIRE])
+        for item, frames, sent in work(text)
+        if "bytes_per_device" in sent
+    } == {
+        ("all_reduce", 4, 2, (inner, outer), 128, 128.0),
+        ("all_reduce", 4, 2, (outer,), 6, 6.0),
+        ("all_gather", 2, 4, (), 128, 384.0),
+    }
 
 
 def _expected(number: int) -> str:
@@ -333,3 +350,97 @@ def test_a_loop_without_a_known_end_is_an_error() -> None:
     before = COUNTED.replace("compare(%x, %six), direction=LT", "custom-call(%x)")
     with pytest.raises(ValueError, match="how often"):
         cycles(entry(*PARAMETERS, "%w = f32[5]{0} while(%p), condition=%until, body=%body", before=before))
+
+
+# FLOPs
+
+
+def flops(text: str) -> int:
+    return round(sum(amounts["count"] for item, _, amounts in work(text) if item.kind == FLOPS))
+
+
+def convolution(x: Any, w: Any, **options: Any) -> Any:
+    names = ("NCHW", "OIHW", "NCHW")
+    return lax.conv_general_dilated(x, w, dimension_numbers=names, **options)
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [
+        (lambda x, w: x @ w, [(8, 16), (16, 4)]),
+        (lambda x, w: jnp.einsum("bhld,bhmd->bhlm", x, w), [(3, 2, 8, 5), (3, 2, 7, 5)]),
+        (lambda x: x.sum(0), [(2048, 16)]),
+        (partial(convolution, window_strides=(1, 1), padding="VALID"), [(2, 4, 9, 8), (6, 4, 3, 3)]),
+        (partial(convolution, window_strides=(2, 3), padding="SAME"), [(2, 4, 9, 8), (6, 4, 3, 3)]),
+        (
+            partial(convolution, window_strides=(1, 2), padding=((2, 1), (0, 3)), lhs_dilation=(2, 3)),
+            [(2, 4, 9, 8), (6, 4, 3, 3)],
+        ),
+        (
+            partial(convolution, window_strides=(2, 1), padding="SAME", rhs_dilation=(2, 3)),
+            [(2, 4, 9, 8), (6, 4, 3, 3)],
+        ),
+        (
+            partial(convolution, window_strides=(1, 1), padding="SAME", feature_group_count=2),
+            [(2, 4, 9, 8), (6, 2, 3, 3)],
+        ),
+        (
+            partial(convolution, window_strides=(7, 4), padding=((5, 0), (9, 1)), lhs_dilation=(3, 6)),
+            [(2, 4, 9, 8), (6, 4, 11, 7)],
+        ),
+    ],
+)
+def test_flops_are_those_of_xla_where_nothing_loops(function: Program, shapes: list[tuple[int, ...]]) -> None:
+    arguments = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
+    compiled = jax.jit(function).lower(*arguments).compile()
+    expected = compiled.cost_analysis()["flops"]
+    assert expected > 0
+    assert flops(compiled.as_text()) == pytest.approx(expected, rel=0.02)
+
+
+def test_flops_of_a_loop_count_in_every_iteration() -> None:
+    def loop(x: Any, w: Any) -> Any:
+        return lax.scan(lambda h, each: (jnp.tanh(h @ each), None), x, w)[0]
+
+    arguments = jax.ShapeDtypeStruct((8, 16), "float32"), jax.ShapeDtypeStruct((5, 16, 16), "float32")
+    found = flops(jax.jit(loop).lower(*arguments).compile().as_text())
+    assert found == pytest.approx(5 * 2 * 8 * 16 * 16, rel=0.05)
+
+
+def test_the_tpu_compilers_dots_count_as_dots() -> None:
+    """A dimension of batches becomes a dilated dimension of space, whose zeros are not multiplied."""
+    before = (
+        "%a = bf16[8,128,2,32]{3,2,1,0} parameter(0)",
+        "%b = bf16[8,128,2,32]{3,2,1,0} parameter(1)",
+    )
+    dot = (
+        "%c = bf16[8,2,128,128]{2,3,1,0:T(8,128)(2,1)} convolution(%a, %b),"
+        " window={size=8x2 stride=7x1 lhs_dilate=8x2}, dim_labels=0b1f_0o1i->01bf"
+    )
+    assert flops(entry(*before, dot)) == 2 * 8 * 2 * 128 * 128 * 32
+    gemm = (
+        '%d = (bf16[8,16]{1,0}, s8[4]{0}) custom-call(%p, %p), custom_call_target="__cublas$gemm", backend_config='
+        '{"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"]}}}'
+    )
+    assert flops(entry(*PARAMETERS, gemm)) == 2 * 8 * 16 * 8
+
+
+def test_integers_compute_no_flops() -> None:
+    x = jax.ShapeDtypeStruct((64,), "uint32")
+    assert flops(jax.jit(lambda x: x * 3 + (x >> 2)).lower(x).compile().as_text()) == 0
+
+
+@pytest.mark.parametrize("width", ["8", "8e4m3fn"])
+def test_small_floats_send_their_bytes(width: str) -> None:
+    text = entry(f"%e = f{width}[16]{{0}} parameter(0)", f"%r = f{width}[16]{{0}} all-reduce(%e), {PAIRS}")
+    assert collectives(text) == {"all_reduce": traffic(1, 16, 16)}
+
+
+def test_of_branches_the_largest_counts() -> None:
+    def either(chosen: Any, x: Any) -> Any:
+        return lax.switch(chosen, [lambda x: x, lambda x: x @ x @ x, lambda x: x @ x], x)
+
+    compiled = jax.jit(either).lower(
+        jax.ShapeDtypeStruct((), "int32"), jax.ShapeDtypeStruct((8, 8), "float32")
+    )
+    assert flops(compiled.compile().as_text()) == 2 * 2 * 8**3

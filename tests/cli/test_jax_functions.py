@@ -189,23 +189,18 @@ def test_verify_compares_all_roads(mtfc: Mtfc) -> None:
     assert mtfc("verify", *STEP, *LAYOUT, "--backend", "numpy").status == 2
 
 
-def test_bytes_of_compiled_programs_stand_beside_the_prediction(mtfc: Mtfc) -> None:
-    found = mtfc("cost", *STEP, *LAYOUT, "--compiled", "--format", "json").json
-    assert found["predicted"] == found["step"]
-    assert found["apply"]["bytes_per_device"]["all_reduce"] > 0
-    text = mtfc("cost", *STEP, *LAYOUT, "--compiled").out
-    assert text.splitlines()[0].split() == [
-        "a",
-        "device",
-        "sends",
-        "predicted",
-        "plan.step",
-        "plan.apply",
-        "shardings",
-        "alone",
-    ]
-    refused = mtfc("cost", "model.mtf", "--compiled")
-    assert (refused.status, "mtfc compile model.mtf --emit hlo" in refused.err) == (2, True)
+def test_a_plan_is_inspected_with_and_without_constraints(mtfc: Mtfc) -> None:
+    found = mtfc("inspect", *STEP, *LAYOUT, "--target", "cpu:4", "--apply", "--format", "json").json
+    assert found["collectives"] == found["predicted"]["collectives"]
+    assert found["apply"]["collectives"]["all_reduce"]["bytes_per_device"] > 0
+    assert found["memory_per_device"]["arguments"] == found["predicted"]["memory_per_device"]["arguments"]
+    text = mtfc("inspect", *STEP, *LAYOUT, "--target", "cpu").out
+    assert 'h = jnp.tanh(x @ params["up"])' in text
+    assert "plan.apply" not in text
+    refused = mtfc("inspect", "model.mtf", "--target", "cpu", "--apply")
+    assert (refused.status, "--apply is for functions of JAX" in refused.err) == (2, True)
+    moved = mtfc("cost", *STEP, *LAYOUT, "--compiled")
+    assert (moved.status, "mtfc inspect FILE --target cpu:8" in moved.err) == (2, True)
 
 
 def test_arguments_may_have_names_and_come_from_a_function(mtfc: Mtfc, folder: Path) -> None:

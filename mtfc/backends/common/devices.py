@@ -86,7 +86,7 @@ def devices(count: int, needing: str = "the mesh has", smaller: str = "mesh") ->
         not jax.distributed.is_initialized()
     ):  # else each process has reserved its part before it joined the others
         reserve(min(count, MOST_VIRTUAL))
-    found = _of_kind(jax, None)
+    found = of_kind(jax, None)
     if len(found) >= count:
         return found[:count]
     if count > MOST_VIRTUAL:
@@ -94,7 +94,7 @@ def devices(count: int, needing: str = "the mesh has", smaller: str = "mesh") ->
             f"{needing} {count} processors, and JAX makes at most {MOST_VIRTUAL} virtual devices: use a smaller {smaller}"
             + (", or --backend numpy" if smaller == "mesh" else "")
         )
-    virtual = _of_kind(jax, "cpu")
+    virtual = of_kind(jax, "cpu")
     if len(virtual) >= count:
         return virtual[:count]
     counted = {device.platform: len(kind) for kind in (found, virtual) for device in kind[:1]}
@@ -106,7 +106,7 @@ def devices(count: int, needing: str = "the mesh has", smaller: str = "mesh") ->
     )
 
 
-def _of_kind(jax: Any, platform: str | None) -> list[Any]:
+def of_kind(jax: Any, platform: str | None) -> list[Any]:
     """Return all devices of a platform, or of the default one if it is None. JAX may be told not to use a platform."""
     try:
         return list(jax.devices(platform))

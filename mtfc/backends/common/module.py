@@ -43,14 +43,21 @@ def executed(source: str, **names: Any) -> ModuleType:
     """
     module = ModuleType("program")
     module.__dict__.update(names)
-    for part in re.split(r"\n\n\n(?=def |@)", source):
-        exec(_compiled(part), module.__dict__)
+    for name, part in parts(source):
+        exec(_compiled(part, name), module.__dict__)
     return module
 
 
+def parts(source: str) -> Iterator[tuple[str, str]]:
+    """Yield the name of a file that stands for each function in tracebacks, such as `<generated train_step>`, and its text."""
+    for part in re.split(r"\n\n\n(?=def |@)", source):
+        defined = re.search(r"^def (\w+)", part, re.MULTILINE)
+        yield f"<generated {defined[1]}>" if defined else "<generated>", part
+
+
 @lru_cache(maxsize=1000)
-def _compiled(part: str) -> CodeType:
-    return compile(part, "<generated>", "exec")
+def _compiled(part: str, file: str) -> CodeType:
+    return compile(part, file, "exec")
 
 
 def arguments(program: Program, role: str) -> dict[str, TensorType]:

@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from mtfc.compiler.cost.hardware import Device, Hardware
     from mtfc.compiler.search.found import Found
     from mtfc.driver.draw import Drawing
-    from mtfc.driver.jax_functions.sent_bytes import BytesComparison
     from mtfc.driver.records import LayoutCost, Step
     from mtfc.driver.report import ReportPage
     from mtfc.frontend.jaxpr.flat import AppliedPrimitive
+    from mtfc.reports.inspection import Inspection
 
 FORMAT = 1
 """The version of the file that `Plan.save` writes."""
@@ -53,7 +53,8 @@ class Plan:
     """A layout of an imported function on a mesh.
 
     found: what the search says of it; None for a layout of the user. hardware: the machine of the search; None for other plans.
-    has_explicit_axes: True if the axes of `mesh` have the type Explicit, and False for Auto.
+    has_explicit_axes: True if the axes of `mesh` have the type Explicit, and False for Auto. devices: those of the mesh, by
+    default JAX's own.
 
     >>> plan = program.search(devices=8, target="h100")             # doctest: +SKIP
     >>> step = jax.jit(plan.apply(f), in_shardings=plan.in_shardings, out_shardings=plan.out_shardings)  # doctest: +SKIP
@@ -65,6 +66,7 @@ class Plan:
     found: Found | None = None
     hardware: Hardware | None = None
     has_explicit_axes: bool = False
+    devices: tuple[Any, ...] = ()
 
     def with_explicit_axes(self) -> Plan:
         """Return the plan with a mesh for JAX's explicit sharding: arrays then have their shardings in their types."""
@@ -112,14 +114,15 @@ class Plan:
 
         from mtfc.backends.common.devices import Unavailable
 
-        needed, has = self.case.mesh.devices, jax.device_count()
+        found = self.devices or jax.devices()
+        needed, has = self.case.mesh.devices, len(found)
         if has < needed:
             raise Unavailable(
                 f"the plan is for {needed} devices, and JAX has {has}: for virtual ones set "
                 f"XLA_FLAGS=--xla_force_host_platform_device_count={needed} before JAX starts"
             )
         shape, names = tuple(self.case.mesh.sizes.values()), self.case.mesh.names
-        placed = mesh_utils.create_device_mesh(shape, jax.devices()[:needed], allow_split_physical_axes=True)
+        placed = mesh_utils.create_device_mesh(shape, list(found[:needed]), allow_split_physical_axes=True)
         kinds = jax.sharding.AxisType
         kind = kinds.Explicit if self.has_explicit_axes else kinds.Auto
         return jax.sharding.Mesh(placed, names, axis_types=(kind,) * len(names))
@@ -426,24 +429,27 @@ class Plan:
         return layout_report(cost, _texts(charge.span for charge in cost.step))
 
     @public
-    def compare_bytes(self) -> BytesComparison:
-        """Compile the plan, and return the bytes that XLA's programs send beside the predicted ones, by kind and line.
+    def inspect(self, target: str = "cpu", apply: bool = False) -> Inspection:
+        """Compile the plan for a target, and return its memory, FLOPs and collectives beside the predicted ones.
 
-        Print it for a table. Nothing is computed. Raises `Unavailable` if there are too few devices.
+        target: as `mtfc inspect --target` takes it. apply: compile `plan.apply` and the function with shardings alone, too, for
+        devices of this process. Print the result for tables. Nothing is computed. Raises `Unavailable`, and `ValueError` for an
+        unknown target.
         """
+        from mtfc.driver.compiled_step import CompileTarget
+        from mtfc.driver.jax_functions.inspection import inspect_plan
+
+        return inspect_plan(self.program, CompileTarget.of(target), self.lowered if apply else None)
+
+    def lowered(self, devices: Sequence[Any]) -> list[Any]:
+        """Return `apply()`, and the function with the shardings of arguments and results alone, lowered for devices."""
         import jax
 
-        from mtfc.driver.jax_functions.sent_bytes import compared_bytes
-
-        plan = self._with_auto_axes
+        plan = attrs.evolve(self, has_explicit_axes=False, devices=tuple(devices))
         args, kwargs = plan.abstract_arguments
         with jax.sharding.set_mesh(plan.mesh):
-            step = jax.jit(plan.packed_step).lower(plan.abstract_packed)
-            applied, alone = (
-                jax.jit(function, out_shardings=plan.out_shardings).lower(*args, **kwargs)
-                for function in (plan.apply(), plan.function)
-            )
-        return compared_bytes(self.program, step, applied, alone)
+            jitted = (jax.jit(f, out_shardings=plan.out_shardings) for f in (plan.apply(), plan.function))
+            return [each.lower(*args, **kwargs) for each in jitted]
 
     @property
     def _device(self) -> Device | None:

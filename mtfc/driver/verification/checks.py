@@ -13,7 +13,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from multiprocessing import Pipe
@@ -81,8 +81,13 @@ def seconds_for(elements: int) -> float:
     return LEAST_SECONDS + elements / PER_SECOND
 
 
-def results(checks: Sequence[Check], remade: Remade, budget: float | None = None) -> Iterator[Any]:
-    """Yield the results of all checks, which run in children. budget: seconds for all of them.
+def results(
+    checks: Sequence[Check],
+    remade: Remade,
+    budget: float | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> Iterator[Any]:
+    """Yield the results of all checks, which run in children. budget: seconds for all of them. variables: of the environment.
 
     Checks that no other process can make run in this one, without a limit. Raises what a check raises.
     """
@@ -94,7 +99,7 @@ def results(checks: Sequence[Check], remade: Remade, budget: float | None = None
     until = None if budget is None else monotonic() + budget
     number = 0
     while number < len(checks):
-        child = _Child.start(remade, number)
+        child = _Child.start(remade, number, variables or {})
         try:
             number = yield from _results_of(child, checks, number, until, budget)
         finally:
@@ -162,8 +167,8 @@ class _Child:
     printed: IO[bytes]
 
     @classmethod
-    def start(cls, remade: Remade, first: int) -> _Child:
-        """Start a child that makes the checks, and runs those from the first on."""
+    def start(cls, remade: Remade, first: int, variables: Mapping[str, str]) -> _Child:
+        """Start a child that makes the checks, and runs those from the first on. variables: of the environment."""
         printed: IO[bytes] = TemporaryFile()  # noqa: SIM115
         connection, theirs = Pipe()
         with theirs:
@@ -174,7 +179,7 @@ class _Child:
                 stdin=subprocess.DEVNULL,
                 stdout=printed,
                 stderr=printed,
-                env=_environment(),
+                env={**_environment(), **variables},
             )
         with suppress(OSError):  # it has ended: `message` says why
             connection.send(sys.path)

@@ -120,8 +120,12 @@ def memory_on(function: Function, mesh: Mesh, device: Device, inside: Inside = n
     """
     stored = widened(function, device)
     copies = partial(_copied_on_cpus, mesh=mesh) if device.reorders_operands else no_copies
-    scale = Tiles(mesh, device, pixels_of(walk(stored.body), mesh))
-    return memory_of(stored, mesh, scale, KernelArrays(copies, inside))
+    return memory_of(stored, mesh, padded(stored, mesh, device), KernelArrays(copies, inside))
+
+
+def padded(function: Function, mesh: Mesh, device: Device) -> Tiles:
+    """Return the sizes of a placed function's arrays with the padding of a device."""
+    return Tiles(mesh, device, pixels_of(walk(function.body), mesh))
 
 
 def _copied_on_cpus(eqn: Equation, mesh: Mesh) -> Sequence[Value]:

@@ -12,10 +12,10 @@ from types import ModuleType
 import attrs
 import pytest
 
-from benchmarks import tpu_compiler
+from mtfc.backends import hlo
 from mtfc.backends.common.devices import Unavailable
 from mtfc.backends.common.tpu_flags import FUSION_FLAGS, TPU_VARIABLE
-from mtfc.backends.jax import backend
+from mtfc.backends.jax import backend, runtime, tpu_topologies
 from tests.harness import lowered
 
 
@@ -27,9 +27,9 @@ def jax_module(source: str) -> ModuleType:
 
 
 def test_without_libtpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tpu_compiler, "find_spec", lambda name: None)
-    with pytest.raises(Unavailable, match="pip install libtpu"):
-        tpu_compiler.topology("v5e:2x2")
+    monkeypatch.setattr(tpu_topologies, "find_spec", lambda name: None)
+    with pytest.raises(Unavailable, match=r"pip install 'mtfc\[tpu\]'"):
+        tpu_topologies.topology("v5e:2x2")
 
 
 def test_a_program_that_jax_cannot_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,7 +45,7 @@ def test_a_program_that_jax_cannot_read(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(
         Unavailable, match=r"JAX 0.10.2 cannot read what libtpu 0.0.52 compiled.*async-update"
     ):
-        tpu_compiler.text(Unreadable())
+        tpu_topologies.text(Unreadable())
 
 
 @pytest.mark.parametrize(("topology", "wanted"), [("v5p:2x2x1", ""), ("v5e:2x4", " ".join(FUSION_FLAGS))])
@@ -59,16 +59,16 @@ def test_a_topology_gets_the_flags_of_its_chips(
     class Described:
         devices = ()
 
-    monkeypatch.setattr(tpu_compiler, "find_spec", lambda name: True)
+    monkeypatch.setattr(tpu_topologies, "find_spec", lambda name: True)
     monkeypatch.setattr("importlib.metadata.version", {"libtpu": "0.0.50.1"}.__getitem__)
     monkeypatch.setattr(topologies, "get_topology_desc", lambda **options: Described)
     for given in ("--a=1", f"--a=1 {' '.join(FUSION_FLAGS)}"):
         monkeypatch.setenv(TPU_VARIABLE, given)
-        tpu_compiler.topology(topology)
+        tpu_topologies.topology(topology)
         assert os.environ[TPU_VARIABLE] == f"--a=1 {wanted}".strip()
     off = FUSION_FLAGS[0].replace("true", "false")
     monkeypatch.setenv(TPU_VARIABLE, off)
-    tpu_compiler.topology(topology)
+    tpu_topologies.topology(topology)
     assert os.environ[TPU_VARIABLE] == (f"{off} {FUSION_FLAGS[1]}" if wanted else off)
 
 
@@ -86,9 +86,11 @@ model net(x: [a, b]) {
   return h
 }
 """
-    cycles = tpu_compiler.cycles(tpu_compiler.compiled(lowered(text), "v5e:2x2", "forward").as_text())
+    cycles = hlo.cycles(
+        runtime.lowered(lowered(text), "forward", tpu_topologies.topology("v5e:2x2")).compile().as_text()
+    )
     flops = 2 * 8192 * 4096 * 4096 / 4
-    assert flops / 197e12 < cycles / tpu_compiler.CLOCKS["v5e"] < 2 * flops / 197e12
+    assert flops / 197e12 < cycles / tpu_topologies.GENERATIONS["v5e"].clock < 2 * flops / 197e12
 
 
 @attrs.frozen
@@ -139,7 +141,7 @@ def test_a_mesh_may_split_physical_axes(shape: tuple[int, ...]) -> None:
 )
 def test_every_mesh_starts_on_every_topology(name: str) -> None:
     """All meshes of two axes start on the devices that libtpu describes."""
-    chips = tpu_compiler.topology(name)
+    chips = tpu_topologies.topology(name)
     for first in (size for size in range(2, len(chips)) if len(chips) % size == 0):
         shape = (first, len(chips) // first)
         assert jax_module(mesh_text(shape)).make_mesh(chips).devices.shape == shape
