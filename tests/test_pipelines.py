@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from benchmarks.accuracy import allocated
-from benchmarks.cpu_memory import CPU
 from mtfc.backends.hlo import collectives
 from mtfc.backends.jax import runtime as jax_runtime
 from mtfc.backends.jax.jax_program import JaxProgram
@@ -24,6 +23,7 @@ from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.elementwise import numpy_dtype
 from mtfc.compiler.ir.parser import read_program
 from mtfc.compiler.ir.printer import print_program
+from mtfc.driver.compiled_step import XLA_FOR_CPUS
 from mtfc.driver.loading.selection import LayoutOnMesh
 from mtfc.driver.verification.exact_cases import exact_cases
 from mtfc.frontend.elaborate import Module
@@ -502,7 +502,7 @@ def test_memory_is_what_xla_allocates(change: tuple[str, str]) -> None:
         .split("pipeline ")
     )
     program = lowered(f"{head}pipeline {tail.replace(*change, 1)}")
-    predicted = whole(memory_on(program.function("step"), program.placed_on, CPU).total)
+    predicted = whole(memory_on(program.function("step"), program.placed_on, XLA_FOR_CPUS).total)
     allocated_bytes = allocated(jax_runtime.lowered(program, "step").compile())
     assert predicted == pytest.approx(allocated_bytes, rel=0.1)
 

@@ -40,7 +40,8 @@ the result, called `found`. A layout is the first of OUT.mtf, so `mtfc compile O
 
 OPTIONS = f"""{program()}
   --objective time|serial|memory|bytes    minimize the simulated step (time), its time without overlap (serial), the memory, or
-                         the bytes that a device sends if no work is repeated (bytes) (default: time)
+                         the bytes that a device sends if no work is repeated (bytes) (default: time, with --space
+                         tiling serial, kcuts bytes)
   --budget SECONDS       time limit of the search (default: 60)
   --why-not RULES        also compare the result with the best layout that has these rules, by line
   -o, --output OUT.mtf   write FILE with the result

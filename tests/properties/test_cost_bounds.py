@@ -84,7 +84,7 @@ def check_effects(source: str, hardware: Hardware, seed: int) -> None:
     pricer, layout = LayoutPricer.of(program, hardware), layout_of(space, row[0].tolist(), mesh)
     step = StepFacts.of(pricer.undistributed(), hardware.device)
     bound, beside = (LayoutBound(space, step, mesh, hardware, overlaps) for overlaps in (False, True))
-    placed, price = pricer.lowered(mesh, layout), pricer.with_overlap(mesh, layout)
+    placed, price = pricer.lowered(mesh, layout), pricer(mesh, layout)
     columns = frozenset(range(len(space.columns)))
     effects = {name: float(least[0]) for name, least in effects_of(bound, bound.known(row, columns)).items()}
     for name, least in effects.items():
@@ -95,8 +95,8 @@ def check_effects(source: str, hardware: Hardware, seed: int) -> None:
         known = bound.known(row * np.isin(sorted(columns), sorted(decided)).astype(np.uint8), decided)
         is_open = bool(space.storing) and space.storing.isdisjoint(decided)
         for seconds in (bound.seconds, bound.sure_seconds):
-            assert seconds(known, is_open)[0] <= price.seconds * ROUNDING, (layout, decided)
-        assert beside.seconds(known, is_open)[0] <= price.overlapping * ROUNDING, (layout, decided)
+            assert seconds(known, is_open)[0] <= price.serial * ROUNDING, (layout, decided)
+        assert beside.seconds(known, is_open)[0] <= price.seconds * ROUNDING, (layout, decided)
         assert bound.flops(known)[0] <= price.compute * ROUNDING, (layout, decided)
         assert bound.memory(known)[0] <= price.memory, (layout, decided)
 
