@@ -62,8 +62,8 @@ def overlapped(program: Program, mesh: Mesh, hardware: Hardware) -> Found:
     hardware = attrs.evolve(hardware, device=attrs.evolve(hardware.device, memory=ROOM))
     pricer, until = LayoutPricer.of(program, hardware), monotonic() + BUDGET
     dims = set(program.dims)
-    space = EquationSpace(prepared(program), dims, [mesh], hardware, "overlap")
-    return space.best(pricer.with_overlap, until)
+    space = EquationSpace(prepared(program), dims, [mesh], hardware, "time")
+    return space.best(pricer, until)
 
 
 def step(program: Program, mesh: Mesh, layout: Layout) -> Function:

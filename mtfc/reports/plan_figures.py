@@ -1,4 +1,4 @@
-"""What a plan brings: its rates, its memory by kind, the links that it uses, and the best plans of other kinds."""
+"""The figures of a plan: its rates, its memory by kind, the links that it uses, and the best plans of other kinds."""
 
 from __future__ import annotations
 
