@@ -103,7 +103,7 @@ def llama() -> Iterator[Figure]:
     yield Figure("  data parallelism's, simulated (does not fit the memory)", other, "s")
 
 
-KINDS = {"data": "data parallelism", "tiling": "tiling", "overlap": "tiling, --objective overlap"}
+KINDS = {"data": "data parallelism", "tiling": "tiling", "overlap": "tiling, --objective time"}
 
 
 def speed_ups(name: str, limit: float | None) -> Iterator[Figure]:
