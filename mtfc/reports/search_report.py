@@ -294,7 +294,7 @@ def _loop_forms(result: LayoutSearchResult) -> str:
 def _proven(result: LayoutSearchResult) -> str:
     found, unit = result.found, _bytes if result.objective in IN_BYTES else seconds_text
     tried = f"{found.evaluated} layouts were compiled." if found.evaluated != 1 else "1 layout was compiled."
-    if found.without_pipelines is not None:
+    if found.without_pipelines is not None and not found.refuted:
         return f"{_with_pipelines(found, unit)} {tried}"
     if result.space == "pipelines":
         return f"The best of the pipelines that were compiled; nothing is proven about others. {tried}"

@@ -17,6 +17,7 @@ from mtfc.compiler.search.per_equation import per_equation_search as tiling_sear
 from mtfc.compiler.search.solver import solver_search
 from mtfc.driver.options import SearchOptions
 from mtfc.driver.searching import compilation_time, placements
+from mtfc.driver.searching.pipelined import PipelineSearch
 from mtfc.placements.placement_search import PlacementSpace, placement_space
 from mtfc.reports.search_report import at_most
 from tests.cli.conftest import Mtfc
@@ -175,6 +176,19 @@ def test_pipelines_are_found_written_and_priced_as_they_run(mtfc: Mtfc) -> None:
     again = mtfc("search", "found.mtf", "--target", "p100_cluster", "--devices", "4", "--format", "json").json
     assert again["baselines"]["found"] == found["objective_seconds"]
     assert again["objective_seconds"] <= found["objective_seconds"]
+
+
+def test_an_interrupt_among_pipelines_leaves_the_layout(mtfc: Mtfc, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*asked: object) -> None:
+        raise KeyboardInterrupt
+
+    Path("own.mtf").write_text(LAYERS)
+    monkeypatch.setattr(PipelineSearch, "best", interrupted)
+    run = mtfc(
+        "search", "own.mtf", "--target", "p100_cluster", "--devices", "4", "--axes", "1", "-o", "found.mtf"
+    )
+    assert run.status == 0 and "Interrupted. " in run.out
+    assert mtfc("check", "found.mtf").status == 0
 
 
 def test_searches_for_pipelines_that_cannot_be(mtfc: Mtfc) -> None:

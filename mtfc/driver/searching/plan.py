@@ -37,6 +37,8 @@ def search_plan(task: SearchTask) -> SearchAnswer:
     best, accumulate = _usual(search), _accumulate(search)
     if accumulate > 1 or best == inf:
         for other in _micro_batched(task, accumulate):
+            if monotonic() > task.until:
+                break
             found = LayoutSearch.of(other, task.until)
             if (seconds := _usual(found)) < best:
                 search, best = found, seconds
@@ -107,6 +109,10 @@ def _searched(search: LayoutSearch) -> SearchAnswer:
         except NothingFits:
             if not found:
                 raise reason from None
+        except KeyboardInterrupt:
+            if not found:
+                raise
+            found = [attrs.evolve(each, is_interrupted=True) for each in found]
     return search.answer(_best(search, found, layouts))
 
 
