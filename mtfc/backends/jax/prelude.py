@@ -446,10 +446,8 @@ def add_at(table, updates, ids, axis, shared=()):
     def add(table, ids, updates):
         return table.at[ids].add(updates, mode="drop")
 
-    if ids.size == 1 and all(table.shape[i] == 1 for i, _ in shared):
-        found, inside, place = one_part(table, ids, axis)
-        new = jnp.where(inside, found + updates.reshape(found.shape), found).astype(table.dtype)
-        return lax.dynamic_update_slice_in_dim(table, new, place, axis)
+    if is_one_place(table, ids, shared):
+        return with_part(table, ids, axis, lambda found: found + updates.reshape(found.shape))
     first, places = range(len(shared)), [ids.ndim + i for _, i in shared]
     front = [*(i for i, _ in shared), axis]
     for _ in shared:
@@ -457,3 +455,28 @@ def add_at(table, updates, ids, axis, shared=()):
     updates, ids = jnp.moveaxis(updates, places, first), jnp.moveaxis(ids, places, first).astype(jnp.uint32)
     moved = jnp.moveaxis(wide(table), front, range(len(front)))
     return jnp.moveaxis(add(moved, ids, wide(updates)), range(len(front)), front).astype(table.dtype)
+
+
+def set_at(table, updates, ids, axis, shared=()):
+    """Return `table` with `updates` at the places that `gather` would read. The table has all axes of `ids`."""
+    if is_one_place(table, ids, shared):
+        return with_part(table, ids, axis, lambda found: updates.reshape(found.shape))
+    first = [table.ndim + i for i, _ in sorted(shared, key=lambda pair: pair[1])]
+    axis += table.ndim
+    order = [*first, *(i for i in range(table.ndim) if i not in (*first, axis)), axis]
+    ids = jnp.moveaxis(ids.reshape(ids.shape + (1,) * (table.ndim - ids.ndim)), range(table.ndim), order)
+    updates = jnp.moveaxis(updates[..., None], range(table.ndim), order)
+    places = jnp.arange(table.shape[axis]).reshape(-1, *(1,) * (table.ndim - 1 - axis))
+    return jnp.where(ids == places, updates, table)
+
+
+def is_one_place(table, ids, shared):
+    """Return True if the indices point at one place of the table along one of its axes."""
+    return ids.size == 1 and all(table.shape[i] == 1 for i, _ in shared)
+
+
+def with_part(table, ids, axis, change):
+    """Return `table` with another part at a single index, if the index is in range."""
+    found, inside, place = one_part(table, ids, axis)
+    new = jnp.where(inside, change(found), found).astype(table.dtype)
+    return lax.dynamic_update_slice_in_dim(table, new, place, axis)

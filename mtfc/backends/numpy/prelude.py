@@ -332,6 +332,17 @@ def add_at(table, updates, ids, axis, shared=()):
     return (wide(table) + sums_at(table.shape, updates, ids, axis, shared)).astype(table.dtype, copy=False)
 
 
+def set_at(table, updates, ids, axis, shared=()):
+    """Return `table` with `updates` at the places that `gather` would read. The table has all axes of `ids`."""
+    first = [*range(len(MESH)), *(table.ndim + i for i, _ in sorted(shared, key=lambda pair: pair[1]))]
+    axis += table.ndim
+    order = [*first, *(i for i in range(table.ndim) if i not in (*first, axis)), axis]
+    ids = np.moveaxis(ids.reshape(ids.shape + (1,) * (table.ndim - ids.ndim)), range(table.ndim), order)
+    updates = np.moveaxis(updates[..., None], range(table.ndim), order)
+    places = np.arange(table.shape[axis]).reshape(-1, *(1,) * (table.ndim - 1 - axis))
+    return np.where(ids == places, updates, table)
+
+
 def sums_at(shape, updates, ids, axis, shared):
     """Return what `scatter_add` returns, in 32 bits at least."""
     front, places = indexed(ids, axis, shared)

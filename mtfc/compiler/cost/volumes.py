@@ -7,7 +7,7 @@ FLOPs follow the rule of the op. A collective sends one processor's operand.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import TypeVar
 
@@ -22,7 +22,7 @@ from mtfc.compiler.ir.core import Equation, Function, Program, Stage, Value, sou
 from mtfc.compiler.ir.loops import dim_of, is_unbounded, operand_owner, region_of
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.collectives import SENDINGS, axes_of, kind_of
-from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh
+from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, Pipeline
 
 Key = TypeVar("Key")
 
@@ -139,21 +139,28 @@ def layout_cost(program: Program, scale: Scale | None = None, device: Device | N
 
 def pipeline_costs(function: Function, mesh: Mesh, layout: Layout, scale: Scale) -> Iterator[PipelineCost]:
     """Yield the costs of the loops of a function's forward pass that run as pipelines."""
-    read_later = {value for eqn in function.body if eqn.stage == "backward" for value in eqn.operands}
+    trains = any(eqn.stage == "backward" for eqn in function.body)
     loops = [eqn for eqn in function.body if eqn.regions and eqn.stage == "forward"]
     for eqn, pipeline in product(loops, layout.pipelines):
-        ticks = dim_of(eqn)
-        if ticks.name.startswith(pipeline.ticks):
-            kept = (each for each in eqn.results if ticks in each.type.dims and each in read_later)
+        if dim_of(eqn).name.startswith(pipeline.ticks):
+            stages = mesh.size(layout.rules.get(pipeline.loop))
+            steps, is_alone = pipeline.micro_batches * pipeline.chunks, dim_of(eqn).name == pipeline.ticks
+            kept = (each for each in eqn.results if trains and _is_kept(each.type.names, pipeline))
             yield PipelineCost(
                 eqn.span,
                 pipeline.loop,
-                mesh.size(layout.rules.get(pipeline.loop)),
+                stages,
                 pipeline.micro_batches,
                 pipeline.chunks,
-                ticks.size,
+                dim_of(eqn).size if is_alone else steps + stages - 1,
                 sum((bytes_of(each.type, scale) for each in kept), start=0),
             )
+
+
+def _is_kept(names: Sequence[str], pipeline: Pipeline) -> bool:
+    """Return True for what stages keep of several micro-batches, by the names of its dimensions."""
+    every = (f"{pipeline.batch}.micro", f"{pipeline.batch}.slots", f"{pipeline.loop}.slots", f"{pipeline.loop}.steps")
+    return f"{pipeline.loop}.stages" in names and any(name.startswith(every) for name in names)
 
 
 def charges(function: Function, scale: Scale) -> tuple[Charge, ...]:

@@ -36,6 +36,12 @@ class VerifyError(Exception):
         self.reason, self.where, self.span = reason, where, span
 
 
+def wide_type(type: TensorType) -> TensorType:
+    """Return the type with f32 in the place of floats of 16 bits."""
+    is_narrow = type.dtype in FLOATS and ITEM_BYTES[type.dtype] < ITEM_BYTES["f32"]
+    return type.with_dtype("f32") if is_narrow else type
+
+
 class Builder:
     """Appends equations to `body`; they get the current `span` and `stage`."""
 
@@ -98,8 +104,7 @@ class Builder:
 
     def wide(self, x: Value) -> Value:
         """Cast a float of 16 bits to f32; return any other value as it is."""
-        is_narrow = x.type.dtype in FLOATS and ITEM_BYTES[x.type.dtype] < ITEM_BYTES["f32"]
-        return self.cast(x, "f32") if is_narrow else x
+        return self.cast(x, wide_type(x.type).dtype)
 
     def sum_to(self, x: Value, dims: Sequence[Dim]) -> Value:
         """Sum `x` over the dimensions that `dims` lacks: the transpose of a broadcast."""

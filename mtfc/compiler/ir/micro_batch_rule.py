@@ -82,6 +82,13 @@ def _body_sums(
     return sums
 
 
+def results_that_are_sums(eqn: Equation, batch: Dim) -> set[Value]:
+    """Return the results of an equation without sums among its operands that are sums. Raises `MixedMicroBatches`."""
+    if eqn.regions:
+        return _loop_sums(eqn, batch, frozenset()) & {*eqn.results}
+    return {*eqn.results} if _is_sum(eqn, batch, set()) else set()
+
+
 def before_loop(region: Function, batch: Dim) -> list[Equation]:
     """Return the equations of a loop's body that need the whole batch and only invariant operands: they run before the loop."""
     same = {argument.value for argument in region.arguments if argument.role == "invariant"}

@@ -7,60 +7,73 @@ ticks. Stage s computes micro-batch m in tick m + s.
 
 - A carry enters at the first stage, and is shifted by one stage in each tick. The results of the last stage are collected.
 - A value that all iterations share, and that has the batch, is read at the micro-batch of each stage.
-- A yielded value is read at the tick in which each stage computed each micro-batch. A sum over the batch is added up over ticks.
+- A yielded value is kept at the step in which each stage computed it. A sum over the batch is added up over ticks.
 
 A stage is idle in S - 1 ticks, and computes something nevertheless. Nothing of that reaches a result: carries leave idle ticks
-only towards idle ticks, and everything else is selected. So is the gradient of parameters, by `mask_gradient`.
+only towards idle ticks, and everything else is selected.
 
-The pass runs before `differentiate`, which derives the backward pipeline: the transpose of the shift is the shift back.
+The pass runs after `differentiate`. A loop and its backward loop become one *round trip*: the backward pass of a micro-batch
+begins in the tick in which it leaves the last stage, after what stands between the loops, such as the loss. There are three loops:
+S - 1 ticks of the forward pass, M ticks of both, and S - 1 ticks of the backward pass. A stage keeps what the backward pass reads
+of fewer than 2 S micro-batches. If something between the loops needs all micro-batches, each loop is a pipeline of its own.
 
 With C chunks, layers are cut into [chunks, stages, inner], and a micro-batch goes around the ring of stages C times. A round
 has S micro-batches. A stage computes its first chunk for all micro-batches of a round, then its second chunk, and so on; then
 comes the next round. There are M * C + S - 1 ticks, each with a C-th of the work.
 
 Input:   %y = loop %x, %w dim=layers region layers { carried %h: f32[batch, io]; sliced %w: f32[io, hidden]; ... }
-Output:  %y: f32[layers.ticks, batch.part, io] = loop %zeros, %w, %x dim=layers.ticks region layers.ticks {
+Output:  %y: f32[batch.micro, batch.part, io] = loop %zeros, %zeros_2, %w, %x, %range dim=layers.ticks region ticks {
            carried %h: f32[layers.stages, batch.part, io]; invariant %w: f32[layers.stages, layers.part, io, hidden]
-           sliced %x: f32[batch.part, io]; %s = shift %h dim=layers.stages by=1; %i = where %first, %x, %s; %h_2 = loop %i, %w ...
+           %g = gather %x, %tick dim=batch.micro; %s = shift %h dim=layers.stages by=1; %i = where %first, %g, %s
+           %h_2 = loop %i, %w ...
 After this pass no loop runs along the dimension of a pipeline, and the layout has rules for the new dimensions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 import attrs
 
-from mtfc.compiler.ir.builder import Builder, Names
-from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Program, Value
-from mtfc.compiler.ir.loops import (
-    TICKS,
-    carried,
-    dim_of,
-    make_loop,
-    map_regions,
-    pairs,
-    plain_loop,
-    region_of,
-    sliced_type,
-    with_operands,
-)
-from mtfc.compiler.ir.micro_batch_rule import (
-    before_loop,
-    loop_sums,
-    takes_batch,
-)
+from mtfc.compiler.analysis.buffer_kinds import readers_and_outputs
+from mtfc.compiler.ir.builder import Builder, wide_type
+from mtfc.compiler.ir.core import Equation, Function, Program, Value
+from mtfc.compiler.ir.loops import carried, dim_of, map_regions, pairs, region_of
+from mtfc.compiler.ir.micro_batch_rule import MixedMicroBatches, loop_sums, results_that_are_sums, takes_batch
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.rewrite import Substitution, names_of
-from mtfc.compiler.ir.types import FLOATS, Dim, Layout, Mesh, Pipeline, TensorType
+from mtfc.compiler.ir.types import Dim, Layout, Mesh, Pipeline, TensorType
 from mtfc.compiler.ir.verifier import Level
+from mtfc.compiler.passes.loop_scope import Scope
 from mtfc.compiler.passes.pass_base import Pass
-from mtfc.compiler.passes.pipeline_stages import Rounds, StageBody, StageDims, Tick, with_stages
+from mtfc.compiler.passes.pipeline_stages import Rounds, StageBody, StageDims
+from mtfc.compiler.passes.pipeline_ticks import PipelinedLoop
 from mtfc.compiler.passes.spatial.position_blocks import NewDims
 
-ResultOf = Callable[[], Value]
-"""Makes a result of the whole loop, once the loop over ticks is complete."""
+
+@attrs.frozen
+class CheckpointStages(Pass):
+    """checkpoint-stages: keep only the carries of pipelines with `checkpoint` for the backward pass."""
+
+    name: ClassVar[str] = "checkpoint-stages"
+    takes: ClassVar[tuple[Level, ...]] = ("global",)
+
+    def run(self, program: Program) -> Program:
+        pipelines = program.layout.pipelines if program.layout else ()
+        loops = {each.loop for each in pipelines if each.checkpoint}
+
+        def changed(function: Function) -> Function:
+            body = (map_regions(eqn, changed) for eqn in function.body)
+            found = (
+                attrs.evolve(eqn, attrs={**eqn.attrs, "checkpoint": True})
+                if eqn.regions and dim_of(eqn).name in loops
+                else eqn
+                for eqn in body
+            )
+            return attrs.evolve(function, body=tuple(found))
+
+        return program.map_functions(changed) if loops else program
 
 
 @attrs.frozen
@@ -88,18 +101,36 @@ class LoopPipeliner:
 
     def function(self, function: Function) -> Function:
         """Rewrite a function, or the region of a loop that is no pipeline."""
-        build, new = Builder(names_of(function)), Substitution()
-        for eqn in function.body:
-            changed = new.equation(eqn)
-            pipeline = self._pipeline(eqn)
-            if pipeline is None:
-                build.append(map_regions(changed, self.function))
+        build, new, wide = Builder(names_of(function)), Substitution(), dict[Value, Value]()
+        read = readers_and_outputs(function)
+        for item in self._items(function, read):
+            if isinstance(item, Equation) and has_trait(item, "cast") and item.operands[0] in wide:
+                found = wide[item.operands[0]]
+                if found.type.dtype == item.result.type.dtype:
+                    new[item.result] = found
+                    continue
+            if isinstance(item, RoundTrip):
+                results = item.equations(build, new)
+            elif (pipeline := self._pipeline(item)) is not None:
+                build.span, build.stage = item.span, item.stage
+                results = self._alone(build, new.equation(item), pipeline, read)
+            else:
+                build.append(map_regions(new.equation(item), self.function))
                 continue
-            build.span, build.stage = eqn.span, eqn.stage
-            results = self._grid(eqn, pipeline).equations(build, changed)
-            for old, value in zip(eqn.results, results, strict=True):
-                new[old] = value
+            wide |= {old: value for old, value in results.items() if value.type.dtype != old.type.dtype}
+            for old, value in results.items():
+                new[old] = build.cast(value, old.type.dtype)
         return new.function(function, build.body)
+
+    def _alone(
+        self, build: Builder, eqn: Equation, pipeline: Pipeline, read: Mapping[Value, object]
+    ) -> dict[Value, Value]:
+        wanted = {result for result in eqn.results if read.get(result)}
+        loop = self._loop(eqn, pipeline, wanted).without_mixing(build)
+        scope, dims = Scope(build), loop.dims
+        ticks = self.new.get(pipeline.ticks, dims.steps + dims.last)
+        scope.loop(ticks, 0, lambda inner, number: (loop.run(inner, number, {}), None)[1])
+        return loop.collected(scope)
 
     def _pipeline(self, eqn: Equation) -> Pipeline | None:
         if not eqn.regions or not self.takes(eqn):
@@ -108,28 +139,24 @@ class LoopPipeliner:
         staged = (each for each in named if self.mesh.size(self.layout.rules.get(each.loop)) > 1)
         return next((each for each in staged if takes_batch(eqn, self.declared[each.batch])), None)
 
-    def _grid(self, eqn: Equation, pipeline: Pipeline) -> PipelinedLoop:
+    def _loop(
+        self, eqn: Equation, pipeline: Pipeline, wanted: Collection[Value], name: str = ""
+    ) -> PipelinedLoop:
         dim, batch = dim_of(eqn), self.declared[pipeline.batch]
         axes = self.layout.rules.get(dim.name)
         others = tuple(axis for axis in self.layout.rules.get(batch.name) if axis not in axes)
         stages, number, chunks = self.mesh.size(axes), pipeline.micro_batches, pipeline.chunks
-        last = stages - 1 if carried(region_of(eqn)) else 0
-        return PipelinedLoop(
-            StageDims(
-                dim,
-                batch,
-                self.new.get(f"{dim.name}.stages", stages, axes),
-                self.new.get(f"{dim.name}.part", dim.size // (stages * chunks)),
-                self.new.get(f"{batch.name}.micro", number),
-                self.new.get(f"{batch.name}.part", batch.size // number, others),
-                self.new.get(pipeline.ticks, number * chunks + last),
-                last,
-                self._rounds(dim, batch, stages, pipeline) if chunks > 1 else None,
-            ),
-            self.new,
-            pipeline.checkpoint,
-            loop_sums(eqn, batch),
+        dims = StageDims(
+            dim,
+            batch,
+            self.new.get(f"{dim.name}.stages", stages, axes),
+            self.new.get(f"{dim.name}.part", dim.size // (stages * chunks)),
+            self.new.get(f"{batch.name}.micro", number),
+            self.new.get(f"{batch.name}.part", batch.size // number, others),
+            stages - 1 if carried(region_of(eqn)) else 0,
+            self._rounds(dim, batch, stages, pipeline) if chunks > 1 else None,
         )
+        return PipelinedLoop(name, dims, self.new, eqn, loop_sums(eqn, batch), wanted)
 
     def _rounds(self, dim: Dim, batch: Dim, stages: int, pipeline: Pipeline) -> Rounds:
         number, chunks = pipeline.micro_batches, pipeline.chunks
@@ -138,292 +165,285 @@ class LoopPipeliner:
             self.new.get(f"{dim.name}.chunks", chunks),
             self.new.get(f"{batch.name}.turns", stages),
             self.new.get(f"{dim.name}.steps", number * chunks),
-            self.new.get(f"{dim.name}.chunk", 1),
             self.new.get(f"{dim.name}.held", dim.size // stages),
         )
 
+    # Round trips
 
-@attrs.frozen
-class PipelinedLoop:
-    """Rewrites one loop. `sums` are its values with a term for each micro-batch: see `ir/micro_batch_rule.py`."""
+    def _items(
+        self, function: Function, read: Mapping[Value, Sequence[Equation | None]]
+    ) -> list[Equation | RoundTrip]:
+        """Return the equations in an order in which each round trip can stand at one place."""
+        items: list[Equation | RoundTrip] = list(function.body)
+        for eqn in function.body:
+            pipeline = self._pipeline(eqn)
+            back = [each for each in items if pipeline and self._is_backward(each, eqn, pipeline)]
+            if pipeline is not None and len(back) == 1:
+                found = Between.of(items, eqn, back[0], self.declared[pipeline.batch], read)
+                if found is not None:
+                    trip = self._round_trip(found, pipeline, read)
+                    items = [*found.before, trip, *found.late]
+        return items
 
-    dims: StageDims
-    new: NewDims
-    checkpoint: bool
-    sums: set[Value]
+    def _is_backward(self, item: Equation | RoundTrip, eqn: Equation, pipeline: Pipeline) -> bool:
+        if not isinstance(item, Equation) or self._pipeline(item) != pipeline:
+            return False
+        is_reversed = item.attrs["reverse"] != eqn.attrs["reverse"]
+        return is_reversed and not {*eqn.results}.isdisjoint(item.operands)
 
-    def equations(self, build: Builder, eqn: Equation) -> list[Value]:
-        """Append the equations of the pipeline, and return values for the results of the loop."""
-        eqn = self._without_mixing(build, eqn)
-        ticks = TickLoop(build, Builder(Names(), eqn.span, eqn.stage), self.dims, bool(eqn.attrs["reverse"]))
-        tick = ticks.tick()
-        body = StageBody(self.dims, self.sums)
-        given = [self._given(ticks, tick, operand, argument) for operand, argument in pairs(eqn)]
-        made = body.loop(ticks.inner, eqn, given, tick.micro, self.dims.inner, tick)
-        results = [with_stages(ticks.inner, each, self.dims.stages) for each in made]
-        updated = {argument.value.name: argument for argument in carried(region_of(eqn))}
-        found = [
-            self._result(ticks, tick, result, output, updated.get(output.updates or ""))
-            for result, output in zip(results, region_of(eqn).outputs, strict=True)
-        ]
-        ticks.append(plain_loop(self.dims.ticks, ticks.inner, self.checkpoint))
-        values = [each() for each in found]
-        return [build.ordered(value, old.type.dims) for value, old in zip(values, eqn.results, strict=True)]
+    def _round_trip(
+        self, found: Between, pipeline: Pipeline, read: Mapping[Value, Sequence[Equation | None]]
+    ) -> RoundTrip:
+        inside = {id(eqn) for eqn in (*found.middle, found.backward)}
 
-    def _without_mixing(self, build: Builder, eqn: Equation) -> Equation:
-        """Compute before the loop what needs the whole batch and only invariant operands."""
-        region = region_of(eqn)
-        moved = before_loop(region, self.dims.batch)
-        if not moved:
-            return eqn
-        outer = Substitution({a.value: o for o, a in pairs(eqn) if a.role == "invariant"})
-        known = {a.value for a in region.arguments if a.role == "invariant"}
-        for each in region.body:
-            if not each.regions and not has_trait(each, "random") and known.issuperset(each.operands):
-                known.update(each.results)
-                attributes: dict[str, Attr] = dict(each.attrs)
-                names = [value.name for value in each.results]
-                made = build.several(each.op, *outer.all(each.operands), names=names, **attributes)
-                for old, value in zip(each.results, made, strict=True):
-                    outer[old] = value
-        gone = {id(each) for each in moved}
-        values = [value for each in moved for value in each.results]
-        more = [Argument(value, "invariant") for value in values]
-        smaller = attrs.evolve(region, body=tuple(each for each in region.body if id(each) not in gone))
-        return with_operands(eqn, smaller, [*pairs(eqn), *zip(outer.all(values), more, strict=True)])
+        def wanted(values: Iterable[Value]) -> set[Value]:
+            return {v for v in values if any(eqn is None or id(eqn) not in inside for eqn in read.get(v, ()))}
 
-    def _given(self, ticks: TickLoop, tick: Tick, operand: Value, argument: Argument) -> Value:
-        """Return the operand of the stages' own loop in one tick."""
-        inner, dims = ticks.inner, self.dims
-        if argument.role == "carried":
-            return self._entering(ticks, tick, operand, argument)
-        has_batch, is_stacked = dims.batch in operand.type.dims, argument.role == "sliced"
-        cut = dims.cut(ticks.outer, operand, is_stacked)
-        if is_stacked and not has_batch and dims.rounds is not None:
-            rest = [dim for dim in cut.type.dims if dim not in dims.layers_cut]
-            ordered = ticks.outer.ordered(cut, (dims.stages, dims.rounds.chunks, dims.inner, *rest))
-            cut = ticks.outer("reshape", ordered, dims=(dims.stages, dims.rounds.held, *rest))
-        value = ticks.shared(operand.name, cut)
-        if is_stacked and has_batch and dims.rounds is not None:
-            value = inner("gather", value, tick.chunk_of_stage, dim=dims.rounds.chunks)
-            value = with_stages(inner, value, dims.stages)
-        if has_batch:
-            return with_stages(inner, inner("gather", value, tick.micro, dim=dims.micro), dims.stages)
-        if is_stacked or operand.type.dtype not in FLOATS:
-            return value
-        return inner("mask_gradient", with_stages(inner, value, dims.stages), tick.active)
-
-    def _entering(self, ticks: TickLoop, tick: Tick, operand: Value, argument: Argument) -> Value:
-        """Return a carry at the start of a tick: the first stage takes the next micro-batch, others what they are handed."""
-        inner, dims, type = ticks.inner, self.dims, argument.value.type
-        ordered = ticks.outer.ordered(operand, type.dims)
-        if dims.batch in type.dims:
-            cut = dims.cut(ticks.outer, ordered)
-            value = False if type.dtype == "bool" else 0
-            entering = dims.micro
-            if dims.rounds is not None:
-                cut = dims.rounds.to_first_chunk(ticks.outer, cut, dims.micro, value)
-                entering = dims.rounds.steps
-            padded = ticks.outer(
-                "pad", cut, source=entering, target=dims.ticks, before=0, stride=1, value=value
-            )
-            fed = ticks.sliced(operand.name, padded)
-        else:
-            fed = ticks.shared(operand.name, ordered)
-            if argument.value in self.sums:
-                fed = inner("mask", inner("eq", tick.number, inner.constant(0, "i32")), fed)
-        held = ticks.owners[argument.value] = ticks.carried(
-            argument.value.name, TensorType(type.dtype, (dims.stages, *dims.one(type.dims)))
-        )
-        by, wrap = -1 if ticks.reverse else 1, dims.rounds is not None
-        handed_on = inner("shift", held, dim=dims.stages, by=by, wrap=wrap)
-        return inner("where", tick.first, with_stages(inner, fed, dims.stages), handed_on)
-
-    def _result(
-        self, ticks: TickLoop, tick: Tick, result: Value, output: Output, carry: Argument | None
-    ) -> ResultOf:
-        """Collect a result of the stages' own loops; the function that this returns makes the result of the whole loop."""
-        if carry is not None:
-            ticks.update(ticks.owners[carry.value], result)
-            return self._last_carry(ticks, tick, result, carry)
-        if self.dims.batch in output.value.type.dims:
-            return self._yielded(ticks, result, output)
-        return self._same_or_sum(ticks, tick, result, output)
-
-    def _last_carry(self, ticks: TickLoop, tick: Tick, result: Value, carry: Argument) -> ResultOf:
-        """Collect what leaves the last stage. The other stages hand zeros to the sum over stages."""
-        inner, outer, dims, type = ticks.inner, ticks.outer, self.dims, carry.value.type
-        if type.dtype == "bool":
-            leaving = inner("any", inner("and", result, tick.last), over=(dims.stages,))
-        else:
-            leaving = inner("sum", inner("mask", tick.last, result), over=(dims.stages,))
-        stack = ticks.yielded(carry.value.name, leaving)
-
-        def collected() -> Value:
-            left = dims.rounds.steps if dims.rounds else dims.micro
-            found = outer("slice", stack(), source=dims.ticks, target=left, start=dims.last, stride=1)
-            if dims.rounds is not None:
-                found = dims.rounds.of_last_chunk(outer, found, dims.micro)
-            if dims.batch in type.dims:
-                return dims.joined(outer, found, type.dims)
-            if carry.value in self.sums:
-                return outer("sum", found, over=(dims.micro,))
-            one = self.new.get(f"{dims.micro.name}.first", 1)
-            first = outer("slice", found, source=dims.micro, target=one, start=0, stride=1)
-            return outer("reshape", first, dims=type.dims)
-
-        return collected
-
-    def _yielded(self, ticks: TickLoop, result: Value, output: Output) -> ResultOf:
-        """Stack what all stages yield in each tick, and read each micro-batch at the tick in which a stage computed it."""
-        outer, dims = ticks.outer, self.dims
-        stack = ticks.yielded(output.name, result)
-
-        def collected() -> Value:
-            step = ticks.steps_of_micro_batches()
-            both = TensorType("i32", (*step.type.dims, dims.stages))
-            order = outer.broadcast(ticks.order(outer), both)
-            when = outer("add", outer.broadcast(step, both), outer.ordered(order, both.dims))
-            found = outer("gather", stack(), when, dim=dims.ticks)
-            return dims.joined(outer, found, (dims.layers, *output.value.type.dims), is_stacked=True)
-
-        return collected
-
-    def _same_or_sum(self, ticks: TickLoop, tick: Tick, result: Value, output: Output) -> ResultOf:
-        """Keep what the first micro-batch yields, or add up the terms of all micro-batches."""
-        inner, dims, rounds, type = ticks.inner, self.dims, self.dims.rounds, result.type
-        held = ticks.carried(
-            output.name, TensorType(type.dtype, (rounds.chunks, *type.dims)) if rounds else type
-        )
-        if output.value in self.sums:
-            term = inner("mask", tick.active, result)
-            added = rounds and inner("add_at", held, term, tick.chunk_of_stage, dim=rounds.chunks)
-            new = added or inner("add", held, term)
-        else:
-            counts = inner("eq", tick.micro, inner.constant(0, "i32"))
-            if rounds is not None:
-                both = TensorType("i32", (rounds.chunks, dims.stages))
-                number = inner.broadcast(inner("range", dim=rounds.chunks), both)
-                counts = inner("and", inner("eq", number, tick.chunk_of_stage), counts)
-            new = inner("where", counts, inner.broadcast(result, held.type), held)
-        ticks.update(held, new)
-        total = ticks.last(held)
-        dimensions = (dims.layers, *output.value.type.dims)
-        return lambda: dims.joined(ticks.outer, total(), dimensions, is_stacked=True)
+        backward = self._loop(found.backward, pipeline, wanted(found.backward.results), "back")
+        forward = self._loop(found.forward, pipeline, wanted(found.forward.results))
+        kept = {v for v in found.forward.results if v in found.backward.operands or v in found.entered}
+        forward = attrs.evolve(forward, kept=kept, slots=forward.dims.in_flight(self.new))
+        of_middle = wanted(v for eqn in found.middle for v in eqn.results)
+        return RoundTrip(forward, backward, tuple(found.middle), found.sums, of_middle, pipeline.ticks)
 
 
 @attrs.define
-class TickLoop:
-    """Collects the arguments and outputs of the loop over ticks; `outer` builds around the loop, `inner` inside of it.
+class Between:
+    """What stands between a loop and its backward loop, and around both.
 
-    shared, slices: outer value -> argument. carries: argument -> its outer start and its new value. owners: value of the body
-    that a carry stands for -> the carry. yields: outputs. results: the results of the loop, by name of the output.
+    middle: equations that can be computed for one micro-batch at a time. sums: their results that are sums over micro-batches.
+    entered: results of the loop that the middle reads. before, late: the items before the loops, and those after them.
     """
 
-    outer: Builder
-    inner: Builder
-    dims: StageDims
-    reverse: bool
-    shares: dict[Value, Value] = attrs.field(factory=dict)
-    slices: list[tuple[Value, Value]] = attrs.field(factory=list)
-    carries: dict[Value, Value | None] = attrs.field(factory=dict)
-    owners: dict[Value, Value] = attrs.field(factory=dict)
-    yields: list[Output] = attrs.field(factory=list)
-    results: dict[str, Value] = attrs.field(factory=dict)
+    forward: Equation
+    backward: Equation
+    middle: list[Equation]
+    sums: set[Value]
+    entered: set[Value]
+    before: list[Equation | RoundTrip]
+    late: list[Equation | RoundTrip]
 
-    def order(self, build: Builder) -> Value:
-        """Return the tick in which each stage begins: a reversed loop begins at the last stage."""
-        if not self.dims.last:
-            return build("full", dims=(self.dims.stages,), value=0, dtype="i32")
-        place = build("range", dim=self.dims.stages)
-        last = build.constant(self.dims.stages.size - 1, "i32")
-        return build("sub", last, place) if self.reverse else place
-
-    def tick(self) -> Tick:
-        b, order = self.inner, self.order(self.inner)
-        number = self.sliced("tick", self.outer("range", dim=self.dims.ticks))
-        micro = b("sub", number, order, name="micro")
-        begun = b("ge", micro, b.constant(0, "i32"))
-        active = b("and", begun, b("lt", micro, b.constant(self.dims.number, "i32")), name="active")
-        first = b("eq", order, b.constant(0, "i32"), name="first")
-        last = b("eq", order, b.constant(self.dims.stages.size - 1, "i32"), name="last")
-        tick = Tick(number, micro, active, first, last)
-        return tick if self.dims.rounds is None else self._in_rounds(tick, self.dims.rounds)
-
-    def _in_rounds(self, tick: Tick, rounds: Rounds) -> Tick:
-        """Return a tick of an interleaved pipeline. `tick.micro` is the number of the step of each stage.
-
-        An idle stage has no micro-batch: the number of its step stays, which is none of a micro-batch. It takes what enters, as a
-        stage that is done is next to one that may not be.
-        """
-        b, out, step = self.inner, self.outer, tick.micro
-        chunk = out("range", dim=rounds.chunks)
-        table = self.shared("chunks", rounds.in_steps(out, chunk))
-        turn = b("gather", table, step, dim=rounds.steps, name="turn")
-        is_first = b("eq", turn, b.constant(0, "i32"))
-        enters = b("and", tick.first, b("or", is_first, b("not", tick.active)))
-        last = b.constant(rounds.chunks.size - 1, "i32")
-        chunk = b("sub", last, turn, name="chunk") if self.reverse else turn
-        micro = out("reshape", out("range", dim=self.dims.micro), dims=(rounds.rounds, rounds.turns))
-        table = self.shared("micros", rounds.in_steps(out, micro))
-        found = b("gather", table, step, dim=rounds.steps)
-        micro = b("where", tick.active, found, step, name="micro")
-        return Tick(tick.number, micro, tick.active, enters, tick.last, chunk)
-
-    def steps_of_micro_batches(self) -> Value:
-        """Return the step in which a stage computes each micro-batch, i32[micro], or i32[micro, chunks]."""
-        out, rounds, micro = self.outer, self.dims.rounds, self.dims.micro
-        if rounds is None:
-            return out("range", dim=micro)
-        steps = out(
-            "reshape", out("range", dim=rounds.steps), dims=(rounds.rounds, rounds.chunks, rounds.turns)
+    @staticmethod
+    def of(
+        items: Sequence[Equation | RoundTrip],
+        forward: Equation,
+        backward: Equation | RoundTrip,
+        batch: Dim,
+        read: Mapping[Value, Sequence[Equation | None]],
+    ) -> Between | None:
+        """Return None if the backward loop needs something that is known after all micro-batches only."""
+        assert isinstance(backward, Equation), "a backward loop is an equation"
+        start, end = items.index(forward), items.index(backward)
+        depends, ready = {*forward.results}, _carries_of_batch(forward, batch)
+        entered, middle, sums = {*ready}, list[Equation](), set[Value]()
+        early, late = list(items[:start]), list[Equation | RoundTrip]()
+        for item in items[start + 1 : end]:
+            if depends.isdisjoint(item.operands):
+                early.append(item)
+                continue
+            depends.update(item.results)
+            found = _sums_of(item, batch) if depends & {*item.operands} <= ready else None
+            if found is None or not isinstance(item, Equation):
+                late.append(item)
+                continue
+            middle.append(item)
+            sums |= found
+            ready |= {*item.results} - found
+        for operand, argument in pairs(backward):
+            is_kept = argument.role == "sliced" and operand in forward.results and batch in operand.type.dims
+            is_handed = argument.role == "carried" and operand in ready
+            if operand in depends and not (is_kept or is_handed):
+                return None
+        if not any(operand in ready for operand in backward.operands):
+            return None
+        early, pulled = _pulled(early, middle, batch, read)
+        return Between(
+            forward, backward, [*pulled, *middle], sums, entered, early, [*late, *items[end + 1 :]]
         )
-        ordered = out.ordered(steps, (rounds.rounds, rounds.turns, rounds.chunks))
-        found = out("reshape", ordered, dims=(micro, rounds.chunks))
-        return out("flip", found, dim=rounds.chunks) if self.reverse else found
 
-    def shared(self, name: str, value: Value) -> Value:
-        """Return the argument for a value that all ticks share."""
-        if value not in self.shares:
-            self.shares[value] = Value(self.inner.names.fresh(name), value.type)
-        return self.shares[value]
 
-    def sliced(self, name: str, value: Value) -> Value:
-        """Return the argument for a slice of a value along the ticks."""
-        argument = Value(self.inner.names.fresh(name), sliced_type(value.type, self.dims.ticks))
-        self.slices.append((value, argument))
-        return argument
+def _carries_of_batch(eqn: Equation, batch: Dim) -> set[Value]:
+    """Return the last values of the carries that have the batch."""
+    outputs = zip(eqn.results, region_of(eqn).outputs, strict=True)
+    return {result for result, output in outputs if output.updates is not None and batch in result.type.dims}
 
-    def carried(self, name: str, type: TensorType) -> Value:
-        """Return a new carry, which starts as zeros."""
-        held = Value(self.inner.names.fresh(name), type)
-        self.carries[held] = None
-        return held
 
-    def update(self, held: Value, new: Value) -> None:
-        """Say what replaces a carry after each tick."""
-        self.carries[held] = self.inner.ordered(new, held.type.dims)
+def _sums_of(item: Equation | RoundTrip, batch: Dim) -> set[Value] | None:
+    """Return the results that are sums over micro-batches; None if the item needs more than one micro-batch."""
+    if not isinstance(item, Equation):
+        return None
+    try:
+        return results_that_are_sums(item, batch)
+    except MixedMicroBatches:
+        return None
 
-    def last(self, held: Value) -> ResultOf:
-        return lambda: self.results[held.name]
 
-    def yielded(self, name: str, value: Value) -> ResultOf:
-        """Stack a value along the ticks."""
-        taken = Names([*(each.name for each in self.carries), *(output.name for output in self.yields)])
-        output = Output(taken.fresh(f"{name}.stacked"), value)
-        self.yields.append(output)
-        return lambda: self.results[output.name]
+def _pulled(
+    early: Sequence[Equation | RoundTrip],
+    middle: Sequence[Equation],
+    batch: Dim,
+    read: Mapping[Value, Sequence[Equation | None]],
+) -> tuple[list[Equation | RoundTrip], list[Equation]]:
+    """Take the equations with the batch that only the middle reads out of those before the loops; return both."""
+    inside, pulled, rest = {id(eqn) for eqn in middle}, list[Equation](), list[Equation | RoundTrip]()
+    for item in reversed(early):
+        if isinstance(item, Equation) and not item.regions and not has_trait(item, "random"):
+            readers = [eqn for value in item.results for eqn in read.get(value, ())]
+            is_inside = readers and all(eqn is not None and id(eqn) in inside for eqn in readers)
+            if is_inside and batch in item.results[0].type.dims and _sums_of(item, batch) == set():
+                inside.add(id(item))
+                pulled.append(item)
+                continue
+        rest.append(item)
+    return rest[::-1], pulled[::-1]
 
-    def append(self, like: Equation) -> None:
-        """Append the loop."""
-        given = [(self.outer.zeros(held.type), Argument(held, "carried")) for held in self.carries]
-        given += [(value, Argument(inside, "invariant")) for value, inside in self.shares.items()]
-        given += [(value, Argument(inside, "sliced")) for value, inside in self.slices]
-        outputs = [
-            Output(held.name, new or held, held.name) for held, new in self.carries.items()
-        ] + self.yields
-        arguments = tuple(argument for _, argument in given)
-        region = Function(TICKS, arguments, tuple(self.inner.body), tuple(outputs))
-        loop = make_loop(self.outer.names, region, [value for value, _ in given], like)
-        self.outer.append(loop)
-        self.results = dict(zip((o.name for o in outputs), loop.results, strict=True))
+
+@attrs.frozen
+class RoundTrip:
+    """A loop, what stands between, and its backward loop, as one pipeline.
+
+    sums: results of the middle that are sums over micro-batches. wanted: results of the middle that are read afterwards. ticks:
+    the name of the dimension of ticks.
+    """
+
+    forward: PipelinedLoop
+    backward: PipelinedLoop
+    middle: tuple[Equation, ...]
+    sums: set[Value]
+    wanted: set[Value]
+    ticks: str
+
+    @property
+    def results(self) -> Iterator[Value]:
+        yield from (*self.forward.eqn.results, *self.backward.eqn.results)
+        yield from (value for eqn in self.middle for value in eqn.results)
+
+    @property
+    def operands(self) -> Iterator[Value]:
+        yield from (*self.forward.eqn.operands, *self.backward.eqn.operands)
+        yield from (value for eqn in self.middle for value in eqn.operands)
+
+    def equations(self, build: Builder, new: Substitution) -> dict[Value, Value]:
+        """Append the loops, and return the results that are read afterwards."""
+        scope = Scope(build)
+        ends = []
+        for end in (self.forward, self.backward):
+            build.span, build.stage = end.eqn.span, end.eqn.stage
+            ends.append(attrs.evolve(end, eqn=new.equation(end.eqn)).without_mixing(build))
+        trip = _Trip(self, ends[0], ends[1], new)
+        trip.run(scope)
+        return {**ends[0].collected(scope), **trip.of_middle(scope), **ends[1].collected(scope)}
+
+
+@attrs.frozen
+class _Trip:
+    """The loops of a round trip whose operands are those of the new function."""
+
+    trip: RoundTrip
+    forward: PipelinedLoop
+    backward: PipelinedLoop
+    new: Substitution
+
+    @property
+    def delay(self) -> int:
+        """The number of ticks from the first of the forward pass to the first of the backward pass."""
+        dims = self.forward.dims
+        return (dims.rounds.chunks.size if dims.rounds else 1) * dims.stages.size - 1
+
+    def run(self, scope: Scope) -> None:
+        dims, rounds, delay = self.forward.dims, self.forward.dims.rounds, self.delay
+        dim = self.forward.new.get
+        back, scope.build.stage = scope.build.stage, self.forward.eqn.stage
+        scope.loop(dim(f"{self.trip.ticks}.forward", delay), 0, self._forward)
+        scope.build.stage = back
+        if rounds is None:
+            both, end = dim(self.trip.ticks, dims.micro.size), delay + dims.micro.size
+        else:
+            both, more, end = (
+                rounds.turns,
+                rounds.rounds.size - 1,
+                delay + dims.steps - delay - 1 + rounds.turns.size,
+            )
+            end = delay + more * (delay + 1) + both.size
+            if more:
+                others = dim(f"{self.trip.ticks}.others", delay + 1 - both.size)
+
+                def one_round(inner: Scope, number: Value) -> None:
+                    b = inner.build
+                    start = b("sub", number, b.constant(delay, "i32"))
+                    start = b("mul", start, b.constant(delay + 1, "i32"))
+                    start = b("add", start, b.constant(delay, "i32"))
+                    inner.loop(both, start, self._both)
+                    inner.loop(others, b("add", start, b.constant(both.size, "i32")), self._without_middle)
+
+                scope.loop(dim(f"{self.trip.ticks}.rounds", more), delay, one_round)
+        scope.loop(both, end - both.size, self._both)
+        scope.loop(dim(f"{self.trip.ticks}.backward", delay), end, self._backward)
+
+    def _forward(self, scope: Scope, number: Value) -> None:
+        self.forward.run(scope, number, {})
+
+    def _both(self, scope: Scope, number: Value) -> None:
+        leaving = self.forward.run(scope, number, {})
+        self._backward(scope, number, self._middle(scope, number, leaving))
+
+    def _without_middle(self, scope: Scope, number: Value) -> None:
+        self.forward.run(scope, number, {})
+        self._backward(scope, number)
+
+    def _backward(self, scope: Scope, number: Value, handed: Mapping[Value, Value] | None = None) -> None:
+        build = scope.build
+        step = build("sub", number, build.constant(self.delay, "i32"))
+        given = (
+            {operand: build.zeros(self._one(operand.type)) for operand in self._handed}
+            if handed is None
+            else handed
+        )
+        self.backward.run(scope, step, given, self.forward)
+
+    @property
+    def _handed(self) -> list[Value]:
+        """The operands of the backward loop that the middle makes, or that leave the last stage."""
+        made = {*self.forward.eqn.results, *(value for eqn in self.trip.middle for value in eqn.results)}
+        return [v for v, a in pairs(self.backward.eqn) if a.role == "carried" and v in made]
+
+    def _one(self, type: TensorType) -> TensorType:
+        return TensorType(type.dtype, self.forward.dims.one(type.dims))
+
+    def _middle(self, scope: Scope, number: Value, leaving: Mapping[Value, Value]) -> dict[Value, Value]:
+        """Append what stands between the loops for the micro-batch that leaves, and return its values."""
+        build, dims, values = scope.build, self.forward.dims, dict(leaving)
+        micro = dims.tick(scope, number, self.forward.reverse).leaving
+        made = {value for eqn in self.trip.middle for value in eqn.results}
+        for value in dict.fromkeys(v for eqn in self.trip.middle for v in eqn.operands if v not in made):
+            if value in values:
+                continue
+            outer = self.new[value]
+            if dims.batch in value.type.dims:
+                cut = scope.of_top(dims.cut(scope.top, outer))
+                values[value] = build("gather", cut, micro, dim=dims.micro)
+            else:
+                values[value] = scope.of_top(outer)
+        StageBody(dims, self.trip.sums).body(build, self.trip.middle, values, micro)
+        for value in self.trip.wanted:
+            found = values[value]
+            if value in self.trip.sums:
+                total = scope.state(f"{value.name}.sum", wide_type(found.type))
+                scope.update(f"{value.name}.sum", build("add", total, build.cast(found, total.type.dtype)))
+            else:
+                held = scope.state(
+                    f"{value.name}.all", TensorType(found.type.dtype, (dims.micro, *found.type.dims))
+                )
+                scope.update(f"{value.name}.all", build("set_at", held, found, micro, dim=dims.micro))
+        return values
+
+    def of_middle(self, scope: Scope) -> dict[Value, Value]:
+        found = {}
+        for value in self.trip.wanted:
+            if value in self.trip.sums:
+                found[value] = scope.build.ordered(scope.states[f"{value.name}.sum"], value.type.dims)
+            else:
+                found[value] = self.forward.dims.joined(
+                    scope.build, scope.states[f"{value.name}.all"], value.type.dims
+                )
+        return found

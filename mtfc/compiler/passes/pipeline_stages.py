@@ -6,12 +6,13 @@ micro-batch. A stage reads its layers from a stack, one after the other. Sums ov
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 
 import attrs
 
 from mtfc.compiler.ir.builder import Builder, Names
-from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Role, Value
+from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Value
 from mtfc.compiler.ir.loops import (
     carried,
     dim_of,
@@ -26,22 +27,23 @@ from mtfc.compiler.ir.loops import (
 from mtfc.compiler.ir.micro_batch_rule import LISTS_OF_DIMS, cut_attributes, summed_group
 from mtfc.compiler.ir.opdef import BY_NAME
 from mtfc.compiler.ir.ops import OPS, has_trait
-from mtfc.compiler.ir.types import FLOATS, Dim
+from mtfc.compiler.ir.types import Dim, scalar
+from mtfc.compiler.passes.loop_scope import Scope
+from mtfc.compiler.passes.spatial.position_blocks import NewDims
 
 
 @attrs.frozen
 class Rounds:
     """The dimensions of the schedule of an interleaved pipeline.
 
-    micro is cut into [rounds, turns]. A stage computes in steps = [rounds, chunks, turns], one after the other. one: a dimension
-    for one of the chunks. held: the layers of a stage, [chunks, inner].
+    micro is cut into [rounds, turns]. A stage computes in steps = [rounds, chunks, turns], one after the other. held:
+    the layers of a stage, [chunks, inner].
     """
 
     rounds: Dim
     chunks: Dim
     turns: Dim
     steps: Dim
-    one: Dim
     held: Dim
 
     def in_steps(self, build: Builder, number: Value) -> Value:
@@ -49,32 +51,14 @@ class Rounds:
         every = build("broadcast", number, dims=(self.rounds, self.chunks, self.turns))
         return build("reshape", every, dims=(self.steps,))
 
-    def to_first_chunk(self, build: Builder, x: Value, micro: Dim, value: bool | int) -> Value:
-        """Return values of all steps: `x` has those of the first chunk, for each micro-batch, and others are `value`."""
-        rest = tuple(dim for dim in x.type.dims if dim != micro)
-        cut = build(
-            "reshape", build.ordered(x, (micro, *rest)), dims=(self.rounds, self.one, self.turns, *rest)
-        )
-        every = build("pad", cut, source=self.one, target=self.chunks, before=0, stride=1, value=value)
-        return build("reshape", every, dims=(self.steps, *rest))
-
-    def of_last_chunk(self, build: Builder, x: Value, micro: Dim) -> Value:
-        """Return the values of the last chunk for each micro-batch. `x` has those of all steps."""
-        rest = tuple(dim for dim in x.type.dims if dim != self.steps)
-        ordered = build.ordered(x, (self.steps, *rest))
-        cut = build("reshape", ordered, dims=(self.rounds, self.chunks, self.turns, *rest))
-        start = self.chunks.size - 1
-        last = build("slice", cut, source=self.chunks, target=self.one, start=start, stride=1)
-        return build("reshape", last, dims=(micro, *rest))
-
 
 @attrs.frozen
 class StageDims:
     """The dimensions of a pipeline.
 
-    layers is cut into [stages, inner], and batch into [part, micro]. ticks: the steps of the pipeline. last: the tick in which
-    the last stage begins; the first one, for a loop that hands nothing on. rounds: the schedule, if there are several chunks;
-    layers is then cut into [chunks, stages, inner].
+    layers is cut into [stages, inner], and batch into [part, micro]. last: the tick in which the last stage begins; the first
+    one, for a loop that hands nothing on. rounds: the schedule, if there are several chunks; layers is then cut into
+    [chunks, stages, inner].
     """
 
     layers: Dim
@@ -83,14 +67,13 @@ class StageDims:
     inner: Dim
     micro: Dim
     part: Dim
-    ticks: Dim
     last: int
     rounds: Rounds | None
 
     @property
-    def number(self) -> int:
+    def steps(self) -> int:
         """The number of ticks in which a stage computes."""
-        return self.ticks.size - self.last
+        return self.micro.size * (self.rounds.chunks.size if self.rounds else 1)
 
     def one(self, dims: Iterable[Dim]) -> tuple[Dim, ...]:
         """Return the dimensions of a value for one micro-batch."""
@@ -122,25 +105,165 @@ class StageDims:
             parts[self.layers] = self.layers_cut
         return tuple(each for dim in dims for each in parts.get(dim, (dim,)))
 
+    # Ticks
+
+    def order(self, build: Builder, reverse: bool) -> Value:
+        """Return the tick in which each stage begins: a reversed loop begins at the last stage."""
+        if not self.last:
+            return build("full", dims=(self.stages,), value=0, dtype="i32")
+        place = build("range", dim=self.stages)
+        return build("sub", build.constant(self.stages.size - 1, "i32"), place) if reverse else place
+
+    def tick(self, scope: Scope, number: Value, reverse: bool) -> Tick:
+        b, order = scope.build, self.order(scope.build, reverse)
+        zero = b.constant(0, "i32")
+        step = b("sub", number, order, name="step")
+        active = b("and", b("ge", step, zero), b("lt", step, b.constant(self.steps, "i32")), name="active")
+        first = b("eq", order, zero, name="first")
+        last = b("eq", order, b.constant(self.stages.size - 1, "i32"), name="last")
+        leaving = b("sub", number, b.constant(self.last, "i32"), name="leaving")
+        tick = Tick(number, step, step, active, first, last, number, leaving)
+        return tick if self.rounds is None else self._in_rounds(scope, tick, self.rounds, reverse)
+
+    def _in_rounds(self, scope: Scope, tick: Tick, rounds: Rounds, reverse: bool) -> Tick:
+        """Return a tick of an interleaved pipeline. An idle stage takes what enters: it is next to one that may not be idle."""
+        b, top, zero = scope.build, scope.top, scope.build.constant(0, "i32")
+        turns = scope.of_top(rounds.in_steps(top, top("range", dim=rounds.chunks)))
+        micro = top("reshape", top("range", dim=self.micro), dims=(rounds.rounds, rounds.turns))
+        micros = scope.of_top(rounds.in_steps(top, micro))
+        turn = b("gather", turns, tick.step, dim=rounds.steps, name="turn")
+        enters = b("and", tick.first, b("or", b("eq", turn, zero), b("not", tick.active)))
+        end = b.constant(rounds.chunks.size - 1, "i32")
+        chunk = b("sub", end, turn, name="chunk") if reverse else turn
+        micro = b(
+            "where", tick.active, b("gather", micros, tick.step, dim=rounds.steps), tick.step, name="micro"
+        )
+        entering = b("gather", micros, tick.number, dim=rounds.steps)
+        is_last = b("eq", b("gather", turns, tick.leaving, dim=rounds.steps), end)
+        left = b("and", b("ge", tick.leaving, zero), is_last)
+        leaving = b("gather", micros, tick.leaving, dim=rounds.steps)
+        leaving = b("where", left, leaving, b.constant(-1, "i32"), name="leaving")
+        return Tick(tick.number, tick.step, micro, tick.active, enters, tick.last, entering, leaving, chunk)
+
+    def every_step(self) -> Slots:
+        """Return a slot for each step."""
+        return Slots(self.rounds.steps if self.rounds else self.micro)
+
+    def in_flight(self, new: NewDims) -> Slots:
+        """Return slots for what the forward pass keeps, if the backward pass of a micro-batch begins as soon as it can.
+
+        A stage keeps a step until its backward step: fewer than 2 * stages micro-batches later for the first chunk. For chunks of
+        the second half of the layers this is less than a round.
+        """
+        if self.rounds is None:
+            number = min(2 * self.stages.size - 1, self.micro.size)
+            slot = new.get(f"{self.batch.name}.slots", number)
+            return Slots(slot, partial(_in_turn, slot=slot, dim=self.micro, new=new))
+        chunks, turns = self.rounds.chunks.size, self.rounds.turns.size
+        twice = (chunks + 1) // 2 if self.rounds.rounds.size > 1 else 0
+        slot = new.get(f"{self.layers.name}.slots", turns * (chunks + twice))
+        table = partial(self._slot_table, twice=twice, new=new)
+        return Slots(slot, table, partial(table, reverse=True))
+
+    def _slot_table(self, top: Builder, twice: int, new: NewDims, reverse: bool = False) -> Value:
+        rounds = self.rounds
+        assert rounds is not None, "the loop runs in rounds"
+
+        def number(value: int) -> Value:
+            return top.constant(value, "i32")
+
+        chunk, turn = top("range", dim=rounds.chunks), top("range", dim=rounds.turns)
+        dims = (rounds.rounds, rounds.chunks, rounds.turns)
+        start = top("mul", number(rounds.turns.size), top("add", chunk, top("minimum", chunk, number(twice))))
+        found = top(
+            "broadcast",
+            top("add", top("broadcast", start, dims=dims[1:]), top("broadcast", turn, dims=dims[1:])),
+            dims=dims,
+        )
+        if twice:
+            odd = _in_turn(top, new.get(f"{self.layers.name}.two", 2), rounds.rounds, new)
+            odd = top("broadcast", top("mul", odd, number(rounds.turns.size)), dims=dims)
+            is_twice = top("broadcast", top("lt", chunk, number(twice)), dims=dims)
+            found = top("add", found, top("mask", is_twice, odd))
+        found = top("flip", found, dim=rounds.chunks) if reverse else found
+        return top("reshape", found, dims=(rounds.steps,))
+
+    def of_steps(self, build: Builder, x: Value, reverse: bool) -> Value:
+        """Return values of all steps by micro-batch, and by chunk if there are several."""
+        rounds = self.rounds
+        if rounds is None:
+            return x
+        rest = tuple(dim for dim in x.type.dims if dim != rounds.steps)
+        ordered = build.ordered(x, (rounds.steps, *rest))
+        cut = build("reshape", ordered, dims=(rounds.rounds, rounds.chunks, rounds.turns, *rest))
+        ordered = build.ordered(cut, (rounds.rounds, rounds.turns, rounds.chunks, *rest))
+        found = build("reshape", ordered, dims=(self.micro, rounds.chunks, *rest))
+        return build("flip", found, dim=rounds.chunks) if reverse else found
+
+
+def _in_turn(top: Builder, slot: Dim, dim: Dim, new: NewDims) -> Value:
+    """Return 0, 1, ..., 0, 1, ... along `dim`: the slots in turn."""
+    times = new.get(f"{slot.name}.times", -(-dim.size // slot.size))
+    every = new.get(f"{slot.name}.every", times.size * slot.size)
+    found = top("broadcast", top("range", dim=slot), dims=(times, slot))
+    found = top("reshape", found, dims=(every,))
+    return top("slice", found, source=every, target=dim, start=0, stride=1)
+
 
 @attrs.frozen
 class Tick:
-    """Values of one tick: for each stage its micro-batch and its chunk, and if it computes a micro-batch at all.
+    """Values of one tick: for each stage its step, its micro-batch and its chunk, and if it computes a micro-batch at all.
 
-    first: True for the stage at which micro-batches enter, if one does. last: True for the stage that they leave.
+    first: True for the stage at which micro-batches enter, if one does. last: True for the stage that they leave. entering,
+    leaving: the micro-batches that enter and leave; the number of none if none leaves.
     """
 
     number: Value
+    step: Value
     micro: Value
     active: Value
     first: Value
     last: Value
+    entering: Value
+    leaving: Value
     chunk: Value | None = None
 
     @property
     def chunk_of_stage(self) -> Value:
         assert self.chunk is not None, "stages have several chunks"
         return self.chunk
+
+
+@attrs.frozen
+class Slots:
+    """Places for what a stage keeps of some micro-batches. dim: the places.
+
+    table: the place of each step of the forward pass, which is its number without a table. again: the place that each step of the
+    backward pass reads, if this is another one.
+    """
+
+    dim: Dim
+    table: Callable[[Builder], Value] | None = None
+    again: Callable[[Builder], Value] | None = None
+
+    def at(self, scope: Scope, tick: Tick, is_again: bool = False) -> Value:
+        """Return the place of each stage in a tick, out of range for an idle stage."""
+        table, place = self.again if is_again and self.again else self.table, tick.step
+        if table is not None:
+            found = scope.of_top(table(scope.top))
+            place = scope.build("gather", found, place, dim=found.type.dims[0])
+        return scope.build("where", tick.active, place, scope.build.constant(-1, "i32"))
+
+
+def is_accumulated(region: Function, carry: Argument, sums: Collection[Value]) -> bool:
+    """Return True if an iteration only adds a term to a carry that is a sum over micro-batches."""
+    if carry.value not in sums:
+        return False
+    after = next(output.value for output in region.outputs if output.updates == carry.value.name)
+    readers = [eqn for eqn in region.body if carry.value in eqn.operands]
+    adds = [eqn for eqn in readers if has_trait(eqn, "add") and eqn.results == (after,)]
+    outputs = [output for output in region.outputs if output.value in (after, carry.value)]
+    return len(readers) == len(adds) == len(outputs) == 1 and adds[0].operands.count(carry.value) == 1
 
 
 def with_stages(build: Builder, x: Value, stages: Dim) -> Value:
@@ -171,10 +294,12 @@ class StageBody:
         micro: Value,
         dim: Dim,
         tick: Tick | None = None,
+        totals: Mapping[str, Value] = {},
     ) -> list[Value]:
         """Append a loop along `dim` with the operands `given`, and return its results: `stages` comes first where it occurs.
 
-        tick: of the loop over the layers of a stage, which reads them from stacks.
+        tick: of the loop over the layers of a stage, which reads them from stacks. totals: name of a sum that it yields -> the
+        total for each layer, to which it adds the terms of active stages.
         """
         region, stages = region_of(eqn), self.dims.stages
         varying = self._varying(region, given)
@@ -189,43 +314,68 @@ class StageBody:
             arguments.append((operand, attrs.evolve(argument, value=new[argument.value], role=role)))
         number = Value(inner.names.fresh(micro.name), micro.type)
         arguments.append((micro, Argument(number, "invariant")))
-        if tick is not None:
-            arguments += self._read_layers(b, inner, region, new, tick)
-        self._body(inner, region, new, number)
+        place = None
+        if tick is not None and (self.dims.rounds or totals):
+            place, more = self._places(b, inner, tick)
+            arguments += more
+            self._read_layers(inner, region, new, place)
+        self.body(inner, region.body, new, number)
         outputs = [self._output(inner, region, new, number, output) for output in region.outputs]
-        changed = Function(dim.name, (), tuple(inner.body), tuple(outputs))
+        if tick is not None and place is not None and totals:
+            active = Value(inner.names.fresh(tick.active.name), tick.active.type)
+            arguments.append((tick.active, Argument(active, "invariant")))
+            for i, output in enumerate(outputs):
+                if output.name in totals:
+                    held = Value(inner.names.fresh(output.name), totals[output.name].type)
+                    arguments.append((totals[output.name], Argument(held, "carried")))
+                    term = self._term(inner, region, new, output, held, active)
+                    after = inner("add_at", held, term, place, dim=held.type.dims[1])
+                    outputs[i] = Output(held.name, after, held.name)
+        order = sorted(range(len(outputs)), key=lambda i: outputs[i].updates is None)
+        changed = Function(dim.name, (), tuple(inner.body), tuple(outputs[i] for i in order))
         like = attrs.evolve(eqn, attrs={**eqn.attrs, "dim": dim})
         loop = with_operands(make_loop(b.names, changed, (), like), changed, arguments)
         b.append(loop)
-        return [with_stages(b, each, stages) if stages in each.type.dims else each for each in loop.results]
+        results = [loop.results[order.index(i)] for i in range(len(order))]
+        return [with_stages(b, each, stages) if stages in each.type.dims else each for each in results]
 
-    def _read_layers(
-        self, b: Builder, inner: Builder, region: Function, new: dict[Value, Value], tick: Tick
-    ) -> list[tuple[Value, Argument]]:
-        """Read the layers of each stage, at its chunk. An idle stage gives them no gradient.
+    def _places(self, b: Builder, inner: Builder, tick: Tick) -> tuple[Value, list[tuple[Value, Argument]]]:
+        """Return the place of a layer among those of its stage, and the operands and arguments of which it is made."""
+        number = Value(inner.names.fresh("layer"), scalar("i32"))
+        given = [(b("range", dim=self.dims.inner), Argument(number, "sliced"))]
+        if tick.chunk is None:
+            return number, given
+        first = b("mul", tick.chunk, b.constant(self.dims.inner.size, "i32"))
+        start = Value(inner.names.fresh("first"), first.type)
+        return inner("add", start, number), [*given, (first, Argument(start, "invariant"))]
 
-        Return the operands and arguments of what the loop needs for this. new: argument -> stack or slice; then -> layer.
-        """
-        stages, given = self.dims.stages, list[tuple[Value, Argument]]()
-
-        def argument(operand: Value, role: Role) -> Value:
-            type = sliced_type(operand.type, self.dims.inner) if role == "sliced" else operand.type
-            given.append((operand, Argument(Value(inner.names.fresh(operand.name), type), role)))
-            return given[-1][1].value
-
-        active, place = argument(tick.active, "invariant"), None
-        if tick.chunk is not None:
-            first = b("mul", tick.chunk, b.constant(self.dims.inner.size, "i32"))
-            number = argument(b("range", dim=self.dims.inner), "sliced")
-            place = inner("add", argument(first, "invariant"), number)
+    def _read_layers(self, inner: Builder, region: Function, new: dict[Value, Value], place: Value) -> None:
+        """Read the layers of each stage, at its chunk. new: argument -> stack; then -> layer."""
+        held = self.dims.rounds and self.dims.rounds.held
         for value in (a.value for a in region.arguments if a.role == "sliced"):
-            if self.dims.batch in value.type.dims:
-                continue
-            if self.dims.rounds is not None and place is not None:
-                new[value] = inner("gather", new[value], place, dim=self.dims.rounds.held)
-            if value.type.dtype in FLOATS:
-                new[value] = inner("mask_gradient", with_stages(inner, new[value], stages), active)
-        return given
+            if held is not None and held in new[value].type.dims:
+                new[value] = with_stages(
+                    inner, inner("gather", new[value], place, dim=held), self.dims.stages
+                )
+
+    def _term(
+        self,
+        b: Builder,
+        region: Function,
+        new: Mapping[Value, Value],
+        output: Output,
+        held: Value,
+        active: Value,
+    ) -> Value:
+        """Return the term that active stages add to a total. A rounding to 16 bits is left out."""
+        old = next(o.value for o in region.outputs if o.name == output.name)
+        maker = next((eqn for eqn in region.body if old in eqn.results), None)
+        value = output.value
+        if maker is not None and has_trait(maker, "cast") and maker.operands[0] in new:
+            wide = new[maker.operands[0]]
+            value = wide if wide.type.dtype == held.type.dtype else value
+        value = b("mask", active, with_stages(b, b.cast(value, held.type.dtype), self.dims.stages))
+        return b.ordered(value, (held.type.dims[0], *held.type.dims[2:]))
 
     def _output(
         self, b: Builder, region: Function, new: Mapping[Value, Value], micro: Value, output: Output
@@ -267,8 +417,8 @@ class StageBody:
         inside = self._closure(region, {a.value for v, a in pairs(eqn) if v in known or a.value in self.sums})
         return results_of(eqn, inside)
 
-    def _body(self, b: Builder, region: Function, new: dict[Value, Value], micro: Value) -> None:
-        for eqn in region.body:
+    def body(self, b: Builder, body: Iterable[Equation], new: dict[Value, Value], micro: Value) -> None:
+        for eqn in body:
             b.span, b.stage = eqn.span, eqn.stage
             if eqn.regions:
                 given = [

@@ -32,7 +32,7 @@ from mtfc.compiler.passes.partition.propagate_layouts import PropagateLayouts
 from mtfc.compiler.passes.partition.split_regions import SplitRegions
 from mtfc.compiler.passes.partition.spread_attention import SpreadAttention
 from mtfc.compiler.passes.pass_base import Pass, PipelineError
-from mtfc.compiler.passes.pipeline_loops import PipelineLoops
+from mtfc.compiler.passes.pipeline_loops import CheckpointStages, PipelineLoops
 from mtfc.compiler.passes.recompute import Recompute
 from mtfc.compiler.passes.simplify import Simplify
 from mtfc.compiler.passes.spatial.partition_spatial import PartitionSpatial
@@ -45,7 +45,7 @@ Observer = Callable[[Pass, Program, float], None]
 PASSES: dict[str, type[Pass]] = {
     cls.name: cls
     for cls in (
-        PipelineLoops,
+        CheckpointStages,
         FuseAttention,
         MixedPrecision,
         Differentiate,
@@ -54,6 +54,7 @@ PASSES: dict[str, type[Pass]] = {
         FactorSums,
         Cse,
         Dce,
+        PipelineLoops,
         SpreadGroups,
         PartitionSpatial,
         BinarizeEinsum,
@@ -86,13 +87,16 @@ def differentiation(of: str = "step") -> tuple[Pass, ...]:
     """Return the passes from the model to its gradients: `step`, `gradients`, `step+gradients`, or `module`."""
     added = map(Differentiate, of.split("+"))
     return (
-        PipelineLoops(),
+        CheckpointStages(),
         FuseAttention(gradients=not _differentiates(of)),
         MixedPrecision(),
         *added,
         BindTraining(),
         Simplify(),
         FactorSums(),
+        Cse(),
+        Dce(),
+        PipelineLoops(),
         Cse(),
         Dce(),
     )

@@ -1,4 +1,4 @@
-"""Ops on indices into a dimension: `gather`, its transpose `scatter_add`, `add_at`, which adds in place, and `top_k`.
+"""Ops on indices into a dimension: `gather`, its transpose `scatter_add`, `add_at` and `set_at` in place, and `top_k`.
 
 `gather` is the einsum of a table with the one-hot rows of its indices, without making those rows. So an index outside of the
 dimension reads 0, and `scatter_add` drops its update, because the one-hot row is 0 there. A processor that holds a part of the
@@ -26,6 +26,7 @@ from mtfc.compiler.ir.opdef import (
     flops_per_operand,
     linear_in_first,
     no_flops,
+    no_gradient,
 )
 from mtfc.compiler.ir.ops.elementwise import INTEGERS, NUMBERS, align, check_dtypes, dims_text
 from mtfc.compiler.ir.ops.structure import need, replaced
@@ -181,16 +182,24 @@ SCATTER_ADD = OpDef(
 )
 
 
-# add_at
+# add_at and set_at
+
+
+def _set_at_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
+    """Check that the updates are what `gather` reads of this table, which has all other dimensions of the indices."""
+    table, updates, ids = types
+    need(table, INDEXED.of(attributes))
+    expected = TensorType(table.dtype, _gathered(table.dims, ids, INDEXED.of(attributes)))
+    if not {*ids.dims} <= {*table.dims}:
+        raise OpError(f"indices of {dims_text(ids.dims)} point into a tensor of {dims_text(table.dims)}")
+    if updates != expected:
+        raise OpError(f"the updates are {updates}, and not {expected}")
+    return (table,)
 
 
 def _add_at_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
-    """Check that the updates are those of `scatter_add` for this table, which has all other dimensions of the indices."""
-    table, updates, ids = types
-    check_dtypes((table, updates), NUMBERS)
-    if not {*ids.dims} <= {*table.dims}:
-        raise OpError(f"indices of {dims_text(ids.dims)} point into a tensor of {dims_text(table.dims)}")
-    return _scatter_infer((updates, ids), {**attributes, TABLE_DIMS.name: table.dims})
+    check_dtypes(types[:2], NUMBERS)
+    return _set_at_infer(types, attributes)
 
 
 def _add_at_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value | None, ...]:
@@ -222,6 +231,31 @@ ADD_AT = OpDef(
     evaluate=_add_at,
     numpy=lambda code: f"add_at({code.args[0]}, {code.args[1]}, {_indices_text(code)})",
     doc="A tensor with updates added where indices into one dimension point; only these elements are read and written.",
+)
+
+
+def _set_at(shard: Shard, table: Any, updates: Any, ids: Any) -> Any:
+    """Take each element from the updates or from the table: the table has all dimensions of the indices."""
+    np, dim, (of_table, of_updates, of_ids) = shard.np, INDEXED.of(shard.eqn.attrs).name, shard.eqn.operands
+    names = of_table.type.names
+    local = align(ids.astype(np.int64) - shard.offset(dim), of_ids.type.names, names)
+    places = align(np.arange(table.shape[names.index(dim)]), (dim,), names)
+    return np.where(local == places, align(updates, of_updates.type.names, names), table)
+
+
+SET_AT = OpDef(
+    name="set_at",
+    arity=(3,),
+    attributes=(INDEXED,),
+    infer=_set_at_infer,
+    layout_rule=lambda eqn: LayoutRule(),
+    gradient=no_gradient,
+    flops=no_flops,
+    storage="reduced",
+    traits=frozenset({"indexes", "scatter", "in_place"}),
+    evaluate=_set_at,
+    numpy=lambda code: f"set_at({code.args[0]}, {code.args[1]}, {_indices_text(code)})",
+    doc="A tensor with other elements where indices into one dimension point, each at one place; only these are written.",
 )
 
 
@@ -298,4 +332,4 @@ TOP_K = OpDef(
     doc="The k largest elements along a dimension and their indices, the largest first, the lowest index first among equals.",
 )
 
-OPS = (GATHER, SCATTER_ADD, ADD_AT, TOP_K)
+OPS = (GATHER, SCATTER_ADD, ADD_AT, SET_AT, TOP_K)
