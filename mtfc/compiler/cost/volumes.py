@@ -159,8 +159,7 @@ def pipeline_costs(function: Function, mesh: Mesh, layout: Layout, scale: Scale)
 
 def _is_kept(names: Sequence[str], pipeline: Pipeline) -> bool:
     """Return True for what stages keep of several micro-batches, by the names of its dimensions."""
-    every = (f"{pipeline.batch}.micro", f"{pipeline.batch}.slots", f"{pipeline.loop}.slots", f"{pipeline.loop}.steps")
-    return f"{pipeline.loop}.stages" in names and any(name.startswith(every) for name in names)
+    return any(name.startswith(f"{pipeline.loop}.kept") for name in names)
 
 
 def charges(function: Function, scale: Scale) -> tuple[Charge, ...]:

@@ -11,7 +11,7 @@ from functools import partial
 
 import attrs
 
-from mtfc.compiler.ir.builder import Builder, Names
+from mtfc.compiler.ir.builder import Builder, Names, wide_type
 from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Value
 from mtfc.compiler.ir.loops import (
     carried,
@@ -143,11 +143,14 @@ class StageDims:
         left = b("and", b("ge", tick.leaving, zero), is_last)
         leaving = b("gather", micros, tick.leaving, dim=rounds.steps)
         leaving = b("where", left, leaving, b.constant(-1, "i32"), name="leaving")
-        return Tick(tick.number, tick.step, micro, tick.active, enters, tick.last, entering, leaving, chunk)
+        layer = b("mul", chunk, b.constant(self.inner.size, "i32"))
+        return Tick(
+            tick.number, tick.step, micro, tick.active, enters, tick.last, entering, leaving, chunk, layer
+        )
 
-    def every_step(self) -> Slots:
+    def every_step(self, new: NewDims) -> Slots:
         """Return a slot for each step."""
-        return Slots(self.rounds.steps if self.rounds else self.micro)
+        return self._slots(new, self.steps)
 
     def in_flight(self, new: NewDims) -> Slots:
         """Return slots for what the forward pass keeps, if the backward pass of a micro-batch begins as soon as it can.
@@ -158,12 +161,14 @@ class StageDims:
         if self.rounds is None:
             number = min(2 * self.stages.size - 1, self.micro.size)
             slot = new.get(f"{self.batch.name}.slots", number)
-            return Slots(slot, partial(_in_turn, slot=slot, dim=self.micro, new=new))
+            return self._slots(new, number, partial(_in_turn, slot=slot, dim=self.micro, new=new))
         chunks, turns = self.rounds.chunks.size, self.rounds.turns.size
         twice = (chunks + 1) // 2 if self.rounds.rounds.size > 1 else 0
-        slot = new.get(f"{self.layers.name}.slots", turns * (chunks + twice))
         table = partial(self._slot_table, twice=twice, new=new)
-        return Slots(slot, table, partial(table, reverse=True))
+        return self._slots(new, turns * (chunks + twice), table, partial(table, reverse=True))
+
+    def _slots(self, new: NewDims, number: int, *tables: Callable[[Builder], Value]) -> Slots:
+        return Slots(new.get(f"{self.layers.name}.kept", number * self.inner.size), self.inner.size, *tables)
 
     def _slot_table(self, top: Builder, twice: int, new: NewDims, reverse: bool = False) -> Value:
         rounds = self.rounds
@@ -189,13 +194,11 @@ class StageDims:
         return top("reshape", found, dims=(rounds.steps,))
 
     def of_steps(self, build: Builder, x: Value, reverse: bool) -> Value:
-        """Return values of all steps by micro-batch, and by chunk if there are several."""
-        rounds = self.rounds
+        """Return what is kept of all steps by micro-batch and layer, and by chunk if there are several."""
+        rounds, rest = self.rounds, (self.inner, *x.type.dims[1:])
         if rounds is None:
-            return x
-        rest = tuple(dim for dim in x.type.dims if dim != rounds.steps)
-        ordered = build.ordered(x, (rounds.steps, *rest))
-        cut = build("reshape", ordered, dims=(rounds.rounds, rounds.chunks, rounds.turns, *rest))
+            return build("reshape", x, dims=(self.micro, *rest))
+        cut = build("reshape", x, dims=(rounds.rounds, rounds.chunks, rounds.turns, *rest))
         ordered = build.ordered(cut, (rounds.rounds, rounds.turns, rounds.chunks, *rest))
         found = build("reshape", ordered, dims=(self.micro, rounds.chunks, *rest))
         return build("flip", found, dim=rounds.chunks) if reverse else found
@@ -215,7 +218,8 @@ class Tick:
     """Values of one tick: for each stage its step, its micro-batch and its chunk, and if it computes a micro-batch at all.
 
     first: True for the stage at which micro-batches enter, if one does. last: True for the stage that they leave. entering,
-    leaving: the micro-batches that enter and leave; the number of none if none leaves.
+    leaving: the micro-batches that enter and leave; the number of none if none leaves. first_layer: that of the chunk, among those
+    of the stage.
     """
 
     number: Value
@@ -228,6 +232,8 @@ class Tick:
     leaving: Value
     chunk: Value | None = None
 
+    first_layer: Value | None = None
+
     @property
     def chunk_of_stage(self) -> Value:
         assert self.chunk is not None, "stages have several chunks"
@@ -236,23 +242,37 @@ class Tick:
 
 @attrs.frozen
 class Slots:
-    """Places for what a stage keeps of some micro-batches. dim: the places.
+    """Places for what a stage keeps of its layers and of some micro-batches. dim: [slots, inner].
 
-    table: the place of each step of the forward pass, which is its number without a table. again: the place that each step of the
+    table: the slot of each step of the forward pass, which is its number without a table. again: the slot that each step of the
     backward pass reads, if this is another one.
     """
 
     dim: Dim
+    inner: int
     table: Callable[[Builder], Value] | None = None
     again: Callable[[Builder], Value] | None = None
 
-    def at(self, scope: Scope, tick: Tick, is_again: bool = False) -> Value:
-        """Return the place of each stage in a tick, out of range for an idle stage."""
-        table, place = self.again if is_again and self.again else self.table, tick.step
+    def first(self, scope: Scope, tick: Tick, is_again: bool = False) -> Value:
+        """Return the place of the first layer of each stage in a tick, and less than -inner for an idle stage."""
+        build, slot = scope.build, tick.step
+        table = self.again if is_again and self.again else self.table
         if table is not None:
             found = scope.of_top(table(scope.top))
-            place = scope.build("gather", found, place, dim=found.type.dims[0])
-        return scope.build("where", tick.active, place, scope.build.constant(-1, "i32"))
+            slot = build("gather", found, slot, dim=found.type.dims[0])
+        slot = build("where", tick.active, slot, build.constant(-1, "i32"))
+        return build("mul", slot, build.constant(self.inner, "i32"))
+
+
+@attrs.frozen
+class Held:
+    """What a stage keeps of its layers: a value that its loop over layers changes at the place of a layer.
+
+    first: the place of the first layer of each stage, for what it keeps of a micro-batch. A sum of all micro-batches has none.
+    """
+
+    value: Value
+    first: Value | None = None
 
 
 def is_accumulated(region: Function, carry: Argument, sums: Collection[Value]) -> bool:
@@ -294,12 +314,13 @@ class StageBody:
         micro: Value,
         dim: Dim,
         tick: Tick | None = None,
-        totals: Mapping[str, Value] = {},
+        kept: Mapping[str, Held] = {},
+        read: Mapping[Value, Value] = {},
     ) -> list[Value]:
         """Append a loop along `dim` with the operands `given`, and return its results: `stages` comes first where it occurs.
 
-        tick: of the loop over the layers of a stage, which reads them from stacks. totals: name of a sum that it yields -> the
-        total for each layer, to which it adds the terms of active stages.
+        tick: of the loop over the layers of a stage, which reads them from stacks. kept: name of an output -> where the loop keeps
+        it. read: argument that the loop reads from what is kept -> the place of the first layer.
         """
         region, stages = region_of(eqn), self.dims.stages
         varying = self._varying(region, given)
@@ -314,23 +335,17 @@ class StageBody:
             arguments.append((operand, attrs.evolve(argument, value=new[argument.value], role=role)))
         number = Value(inner.names.fresh(micro.name), micro.type)
         arguments.append((micro, Argument(number, "invariant")))
-        place = None
-        if tick is not None and (self.dims.rounds or totals):
-            place, more = self._places(b, inner, tick)
-            arguments += more
-            self._read_layers(inner, region, new, place)
+        layer = Value(inner.names.fresh("layer"), scalar("i32"))
+        if tick is not None:
+            arguments += self._read_layers(inner, region, new, layer, tick, read)
         self.body(inner, region.body, new, number)
         outputs = [self._output(inner, region, new, number, output) for output in region.outputs]
-        if tick is not None and place is not None and totals:
-            active = Value(inner.names.fresh(tick.active.name), tick.active.type)
-            arguments.append((tick.active, Argument(active, "invariant")))
-            for i, output in enumerate(outputs):
-                if output.name in totals:
-                    held = Value(inner.names.fresh(output.name), totals[output.name].type)
-                    arguments.append((totals[output.name], Argument(held, "carried")))
-                    term = self._term(inner, region, new, output, held, active)
-                    after = inner("add_at", held, term, place, dim=held.type.dims[1])
-                    outputs[i] = Output(held.name, after, held.name)
+        for i, output in enumerate(outputs):
+            if tick is not None and output.name in kept:
+                outputs[i], more = self._kept(inner, region, new, output, kept[output.name], layer, tick)
+                arguments += more
+        if tick is not None and (kept or any(layer in eqn.operands for eqn in inner.body)):
+            arguments.append((b("range", dim=dim), Argument(layer, "sliced")))
         order = sorted(range(len(outputs)), key=lambda i: outputs[i].updates is None)
         changed = Function(dim.name, (), tuple(inner.body), tuple(outputs[i] for i in order))
         like = attrs.evolve(eqn, attrs={**eqn.attrs, "dim": dim})
@@ -339,43 +354,74 @@ class StageBody:
         results = [loop.results[order.index(i)] for i in range(len(order))]
         return [with_stages(b, each, stages) if stages in each.type.dims else each for each in results]
 
-    def _places(self, b: Builder, inner: Builder, tick: Tick) -> tuple[Value, list[tuple[Value, Argument]]]:
-        """Return the place of a layer among those of its stage, and the operands and arguments of which it is made."""
-        number = Value(inner.names.fresh("layer"), scalar("i32"))
-        given = [(b("range", dim=self.dims.inner), Argument(number, "sliced"))]
-        if tick.chunk is None:
-            return number, given
-        first = b("mul", tick.chunk, b.constant(self.dims.inner.size, "i32"))
+    def _place(
+        self, inner: Builder, first: Value | None, layer: Value
+    ) -> tuple[Value, list[tuple[Value, Argument]]]:
+        """Return the place of a layer of each stage, and the operands and arguments that are needed for it."""
+        if first is None:
+            return layer, []
         start = Value(inner.names.fresh("first"), first.type)
-        return inner("add", start, number), [*given, (first, Argument(start, "invariant"))]
+        return inner("add", start, layer), [(first, Argument(start, "invariant"))]
 
-    def _read_layers(self, inner: Builder, region: Function, new: dict[Value, Value], place: Value) -> None:
-        """Read the layers of each stage, at its chunk. new: argument -> stack; then -> layer."""
-        held = self.dims.rounds and self.dims.rounds.held
+    def _read_layers(
+        self,
+        inner: Builder,
+        region: Function,
+        new: dict[Value, Value],
+        layer: Value,
+        tick: Tick,
+        read: Mapping[Value, Value],
+    ) -> list[tuple[Value, Argument]]:
+        """Read the layers of each stage, at its chunk, and what is kept of them. new: argument -> stack; then -> layer."""
+        held, given = self.dims.rounds and self.dims.rounds.held, list[tuple[Value, Argument]]()
         for value in (a.value for a in region.arguments if a.role == "sliced"):
-            if held is not None and held in new[value].type.dims:
-                new[value] = with_stages(
-                    inner, inner("gather", new[value], place, dim=held), self.dims.stages
-                )
+            if value in read:
+                place, more = self._place(inner, read[value], layer)
+            elif held is not None and held in new[value].type.dims:
+                place, more = self._place(inner, tick.first_layer, layer)
+            else:
+                continue
+            given += more
+            stack = new[value]
+            found = inner("gather", stack, place, dim=stack.type.dims[0] if value in read else held)
+            new[value] = with_stages(inner, found, self.dims.stages)
+        return given
 
-    def _term(
+    def _kept(
         self,
         b: Builder,
         region: Function,
         new: Mapping[Value, Value],
         output: Output,
-        held: Value,
-        active: Value,
-    ) -> Value:
-        """Return the term that active stages add to a total. A rounding to 16 bits is left out."""
+        held: Held,
+        layer: Value,
+        tick: Tick,
+    ) -> tuple[Output, list[tuple[Value, Argument]]]:
+        """Return the output that keeps a layer's value in its place, and the operands and arguments that are needed for it."""
+        argument = Value(b.names.fresh(output.name), held.value.type)
+        given = [(held.value, Argument(argument, "carried"))]
+        if held.first is not None:
+            place, more = self._place(b, held.first, layer)
+            value, (dim, *rest) = with_stages(b, output.value, self.dims.stages), argument.type.dims
+            after = b("set_at", argument, b.ordered(value, rest), place, dim=dim)
+        else:
+            place, more = self._place(b, tick.first_layer if self.dims.rounds else None, layer)
+            active = Value(b.names.fresh(tick.active.name), tick.active.type)
+            more.append((tick.active, Argument(active, "invariant")))
+            stages, dim, *rest = argument.type.dims
+            value = b.cast(self._unrounded(region, new, output), argument.type.dtype)
+            term = b("mask", active, with_stages(b, value, stages))
+            after = b("add_at", argument, b.ordered(term, (stages, *rest)), place, dim=dim)
+        return Output(argument.name, after, argument.name), [*given, *more]
+
+    def _unrounded(self, region: Function, new: Mapping[Value, Value], output: Output) -> Value:
+        """Return the value of an output, before it is rounded to 16 bits."""
         old = next(o.value for o in region.outputs if o.name == output.name)
         maker = next((eqn for eqn in region.body if old in eqn.results), None)
-        value = output.value
-        if maker is not None and has_trait(maker, "cast") and maker.operands[0] in new:
-            wide = new[maker.operands[0]]
-            value = wide if wide.type.dtype == held.type.dtype else value
-        value = b("mask", active, with_stages(b, b.cast(value, held.type.dtype), self.dims.stages))
-        return b.ordered(value, (held.type.dims[0], *held.type.dims[2:]))
+        if maker is None or not has_trait(maker, "cast") or maker.operands[0] not in new:
+            return output.value
+        wide = new[maker.operands[0]]
+        return wide if wide.type == wide_type(wide.type) else output.value
 
     def _output(
         self, b: Builder, region: Function, new: Mapping[Value, Value], micro: Value, output: Output

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 import attrs
 
 from mtfc.compiler.ir.builder import Builder, wide_type
-from mtfc.compiler.ir.core import Argument, Attr, Equation, Output, Value
+from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Value
 from mtfc.compiler.ir.loops import carried, pairs, region_of, with_operands
 from mtfc.compiler.ir.micro_batch_rule import before_loop
 from mtfc.compiler.ir.ops import has_trait
@@ -15,6 +15,7 @@ from mtfc.compiler.ir.rewrite import Substitution
 from mtfc.compiler.ir.types import TensorType
 from mtfc.compiler.passes.loop_scope import Scope
 from mtfc.compiler.passes.pipeline_stages import (
+    Held,
     Slots,
     StageBody,
     StageDims,
@@ -79,44 +80,55 @@ class PipelinedLoop:
 
         handed: operand -> its value for the micro-batch that enters. made: the loop that keeps operands for this one.
         """
+        scope.build.span, scope.build.stage = self.eqn.span, self.eqn.stage
         tick = self.dims.tick(scope, number, self.reverse)
         body, region = StageBody(self.dims, self.sums), region_of(self.eqn)
+        read: dict[Value, Value] = {}
+        if made is not None and made.slots is not None:
+            first = made.slots.first(scope, tick, is_again=True)
+            read = {a.value: first for v, a in pairs(self.eqn) if v in made.kept and a.role == "sliced"}
         given = [
-            self._given(scope, tick, operand, argument, handed, made) for operand, argument in pairs(self.eqn)
+            self._given(scope, tick, v, a, handed, made if a.value in read else None)
+            for v, a in pairs(self.eqn)
         ]
-        totals = {o.name: self._total(scope, o) for o in region.outputs if self._is_total(o)}
-        found = body.loop(scope.build, self.eqn, given, tick.micro, self.dims.inner, tick, totals)
+        kept = self._kept(scope, tick, region)
+        found = body.loop(scope.build, self.eqn, given, tick.micro, self.dims.inner, tick, kept, read)
+        scope.build.span, scope.build.stage = self.eqn.span, self.eqn.stage
         updated = {argument.value.name: argument for argument in carried(region)}
         leaving = {}
         for result, output, value in zip(self.eqn.results, region.outputs, found, strict=True):
             carry = updated.get(output.updates or "")
-            if output.name in totals:
+            if output.name in kept:
                 scope.update(self._state(output.name), value)
-            elif carry is not None:
-                leaves = self._last_carry(
-                    scope, tick, result, with_stages(scope.build, value, self.dims.stages), carry
-                )
+                continue
+            value = with_stages(scope.build, value, self.dims.stages)
+            if carry is not None:
+                leaves = self._last_carry(scope, tick, result, value, carry)
                 leaving.update({result: leaves} if leaves else {})
-            elif result in self.wanted or result in self.kept:
-                self._yielded(scope, tick, result, output, with_stages(scope.build, value, self.dims.stages))
+            elif result in self.wanted:
+                self._same(scope, tick, output, value)
         return leaving
 
     def _state(self, name: str) -> str:
         return f"{name}.{self.name}" if self.name else name
 
-    def _is_total(self, output: Output) -> bool:
-        """Return True for a yielded sum: it is added up for each layer."""
-        return (
-            output.updates is None
-            and output.value in self.sums
-            and self.dims.batch not in output.value.type.dims
-        )
-
-    def _total(self, scope: Scope, output: Output) -> Value:
-        dims, type = self.dims, output.value.type
-        layers = dims.rounds.held if dims.rounds else dims.inner
-        wide = wide_type(type).dtype
-        return scope.state(self._state(output.name), TensorType(wide, (dims.stages, layers, *type.dims)))
+    def _kept(self, scope: Scope, tick: Tick, region: Function) -> dict[str, Held]:
+        """Return where the loop keeps what it yields: sums of all micro-batches, and what has the batch."""
+        dims, found = self.dims, dict[str, Held]()
+        for result, output in zip(self.eqn.results, region.outputs, strict=True):
+            type, name = output.value.type, self._state(output.name)
+            if output.updates is not None or (result not in self.wanted and result not in self.kept):
+                continue
+            if dims.batch in type.dims:
+                slots = self.slots if self.slots and result not in self.wanted else dims.every_step(self.new)
+                inside = (slots.dim, dims.stages, *dims.one(type.dims))
+                held = scope.state(name, TensorType(type.dtype, inside))
+                found[output.name] = Held(held, slots.first(scope, tick))
+            elif output.value in self.sums:
+                layers = dims.rounds.held if dims.rounds else dims.inner
+                total = TensorType(wide_type(type).dtype, (dims.stages, layers, *type.dims))
+                found[output.name] = Held(scope.state(name, total))
+        return found
 
     def _given(
         self,
@@ -131,8 +143,8 @@ class PipelinedLoop:
         build, dims = scope.build, self.dims
         if argument.role == "carried":
             return self._entering(scope, tick, operand, argument, handed)
-        if made is not None and operand in made.eqn.results:
-            return self._read(scope, tick, operand, made)
+        if made is not None:
+            return scope.state(made._state(made._output(operand).name))
         has_batch, is_stacked = dims.batch in operand.type.dims, argument.role == "sliced"
         cut = dims.cut(scope.top, operand, is_stacked)
         if is_stacked and not has_batch and dims.rounds is not None:
@@ -146,14 +158,6 @@ class PipelinedLoop:
         if has_batch:
             return with_stages(build, build("gather", value, tick.micro, dim=dims.micro), dims.stages)
         return value
-
-    def _read(self, scope: Scope, tick: Tick, operand: Value, made: PipelinedLoop) -> Value:
-        """Return what the forward pass has kept of the micro-batch of each stage."""
-        slots = made.slots
-        assert slots is not None, "the forward pass keeps results in slots"
-        place = slots.at(scope, tick, is_again=True)
-        held = scope.state(made._state(made._output(operand).name))
-        return with_stages(scope.build, scope.build("gather", held, place, dim=slots.dim), self.dims.stages)
 
     def _output(self, result: Value) -> Output:
         return region_of(self.eqn).outputs[self.eqn.results.index(result)]
@@ -218,18 +222,10 @@ class PipelinedLoop:
             is_first = build("eq", tick.leaving, build.constant(0, "i32"))
             scope.update(name, build("where", is_first, leaving, scope.state(name, type)))
 
-    def _yielded(self, scope: Scope, tick: Tick, result: Value, output: Output, value: Value) -> None:
-        """Keep what all stages yield for their micro-batches; of what is the same for all, what the first one yields."""
+    def _same(self, scope: Scope, tick: Tick, output: Output, value: Value) -> None:
+        """Keep what the first micro-batch yields, as all yield the same."""
         build, dims, type = scope.build, self.dims, value.type
         name = self._state(output.name)
-        if dims.batch in output.value.type.dims:
-            whole = self.slots if result in self.kept else dims.every_step()
-            assert whole is not None, "the forward pass keeps results in slots"
-            held = scope.state(name, TensorType(type.dtype, (whole.dim, *type.dims)))
-            place = whole.at(scope, tick)
-            updates = build.ordered(value, (dims.stages, *(d for d in type.dims if d != dims.stages)))
-            scope.update(name, build("set_at", held, updates, place, dim=whole.dim))
-            return
         rounds = dims.rounds
         held = scope.state(name, TensorType(type.dtype, (rounds.chunks, *type.dims)) if rounds else type)
         counts = build("and", tick.active, build("eq", tick.micro, build.constant(0, "i32")))
