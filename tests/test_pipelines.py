@@ -292,12 +292,12 @@ train net {
 """
 
 
-@pytest.mark.parametrize(("layout", "kept"), [("piped", 2 * 64 + 1), ("kept", 64)])
-def test_cost_shows_idle_ticks_and_bytes_in_flight(layout: str, kept: int) -> None:
-    """For each tick, a stage keeps the inputs of its 2 layers, [1, d] of f32, and if it is idle; or the input of the stage."""
+@pytest.mark.parametrize("layout", ["piped", "kept"])
+def test_cost_shows_idle_ticks_and_bytes_in_flight(layout: str) -> None:
+    """A stage keeps the inputs of its 2 layers, [1, d] of f32, for at most 3 micro-batches."""
     (found,) = layout_cost(lowered(LINEAR, layout=layout)).pipelines
     assert (found.loop, found.stages, found.micro_batches, found.ticks) == ("layers", 2, 4, 5)
-    assert found.kept == 5 * kept
+    assert found.kept == 3 * 2 * 64
 
 
 def test_a_layout_without_pipelines_shows_none() -> None:

@@ -135,14 +135,24 @@ def iteration_buffers(region: Function, mesh: Mesh, kernels: KernelArrays = PLAI
 
 
 def donated(function: Function, last: dict[Value, int]) -> set[Value]:
-    """Return the outputs that are written into the buffers of the arguments that they replace."""
+    """Return the outputs that are written into the buffers of the arguments that they replace.
+
+    Where a loop carries on what an earlier loop has carried, both are written there.
+    """
     arguments = {argument.value.name: argument.value for argument in function.arguments}
     birth = {value: i for i, eqn in enumerate(function.body) for value in eqn.results}
-    return {
-        output.value
-        for output in function.outputs
-        if output.updates and last.get(arguments[output.updates], -1) <= birth.get(output.value, -1)
-    }
+    found = set()
+    for output in function.outputs:
+        value, used = output.value, last.get(arguments[output.updates], -1) if output.updates else len(birth)
+        while used <= birth.get(value, -1) and value not in found:
+            found.add(value)
+            eqn = function.body[birth[value]]
+            place = eqn.results.index(value)
+            if not eqn.regions or place >= len(carried(region_of(eqn))):
+                break
+            start = eqn.operands[place]
+            value = start if last[start] == birth[value] else value
+    return found
 
 
 def _copied(function: Function, copies: Copies) -> Iterator[Buffer]:

@@ -373,7 +373,8 @@ class StageBody:
         read: Mapping[Value, Value],
     ) -> list[tuple[Value, Argument]]:
         """Read the layers of each stage, at its chunk, and what is kept of them. new: argument -> stack; then -> layer."""
-        held, given = self.dims.rounds and self.dims.rounds.held, list[tuple[Value, Argument]]()
+        held = self.dims.rounds.held if self.dims.rounds else None
+        given = list[tuple[Value, Argument]]()
         for value in (a.value for a in region.arguments if a.role == "sliced"):
             if value in read:
                 place, more = self._place(inner, read[value], layer)
@@ -382,9 +383,8 @@ class StageBody:
             else:
                 continue
             given += more
-            stack = new[value]
-            found = inner("gather", stack, place, dim=stack.type.dims[0] if value in read else held)
-            new[value] = with_stages(inner, found, self.dims.stages)
+            dim = new[value].type.dims[0] if value in read or held is None else held
+            new[value] = with_stages(inner, inner("gather", new[value], place, dim=dim), self.dims.stages)
         return given
 
     def _kept(

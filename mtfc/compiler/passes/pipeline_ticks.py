@@ -198,29 +198,29 @@ class PipelinedLoop:
             )
             return None
         scope.update(name, value)
-        if result not in self.wanted and result not in self.kept:
+        if result in self.wanted:
+            self._collect(scope, tick, f"{name}.last", value, carry)
+        if dims.batch not in type.dims:
             return None
         if type.dtype == "bool":
-            leaving = build("any", build("and", value, tick.last), over=(dims.stages,))
-        else:
-            leaving = build("sum", build("mask", tick.last, value), over=(dims.stages,))
-        if result in self.wanted:
-            self._collect(scope, tick, f"{name}.last", leaving, carry)
-        return leaving if dims.batch in type.dims else None
+            return build("any", build("and", value, tick.last), over=(dims.stages,))
+        return build("sum", build("mask", tick.last, value), over=(dims.stages,))
 
-    def _collect(self, scope: Scope, tick: Tick, name: str, leaving: Value, carry: Argument) -> None:
-        build, dims, type = scope.build, self.dims, leaving.type
+    def _collect(self, scope: Scope, tick: Tick, name: str, value: Value, carry: Argument) -> None:
+        """Keep what leaves the last stage. Each stage has room for it, so that nothing is sent before all ticks are over."""
+        build, dims, type = scope.build, self.dims, value.type
+        left = build("ge", tick.leaving, build.constant(0, "i32"))
         if carry.value in self.sums:
             held = scope.state(name, wide_type(type))
-            term = build("mask", build("ge", tick.leaving, build.constant(0, "i32")), leaving)
+            term = build("mask", build("and", tick.last, left), value)
             scope.update(name, build("add", held, build.cast(term, held.type.dtype)))
         elif dims.batch in carry.value.type.dims:
             held = scope.state(name, TensorType(type.dtype, (dims.micro, *type.dims)))
-            op = "set_at" if type.dtype == "bool" else "add_at"
-            scope.update(name, build(op, held, leaving, tick.leaving, dim=dims.micro))
+            leaving = build("where", tick.last, tick.leaving, build.constant(-1, "i32"))
+            scope.update(name, build("set_at", held, value, leaving, dim=dims.micro))
         else:
             is_first = build("eq", tick.leaving, build.constant(0, "i32"))
-            scope.update(name, build("where", is_first, leaving, scope.state(name, type)))
+            scope.update(name, build("where", build("and", tick.last, is_first), value, scope.state(name, type)))
 
     def _same(self, scope: Scope, tick: Tick, output: Output, value: Value) -> None:
         """Keep what the first micro-batch yields, as all yield the same."""
@@ -256,7 +256,8 @@ class PipelinedLoop:
             terms = build("sum", scope.states[name], over=(dims.stages,))
             start = next(operand for operand, argument in pairs(self.eqn) if argument is carry)
             return build("add", build.cast(start, terms.type.dtype), terms)
-        held = scope.states[f"{name}.last"]
+        op = "any" if result.type.dtype == "bool" else "sum"
+        held = build(op, scope.states[f"{name}.last"], over=(dims.stages,))
         return dims.joined(build, held, result.type.dims) if dims.batch in result.type.dims else held
 
     def _stack(self, scope: Scope, result: Value, output: Output) -> Value:
