@@ -220,17 +220,17 @@ fn self_attention(x: [batch, length, d_model]) -> [batch, length, d_model] {
 GPT = """
   x = nn.embedding[vocab = vocab, d_model = d_model](shift(tokens, length), stddev = 0.02)
   x = x + nn.learned_positions[length = length, d_model = d_model]()
-  repeat layers{checkpoint} {{
+  repeat layers {
     x = x + self_attention(nn.layer_norm(x))
     h = nn.gelu_tanh(nn.dense[d_out = d_ff](nn.layer_norm(x)))
     x = x + nn.dense[d_out = d_model](h)
-  }}
+  }
   logits = nn.dense_no_bias[d_out = vocab](nn.layer_norm(x))
 """
 
 LLAMA = """
   x = nn.embedding[vocab = vocab, d_model = d_model](shift(tokens, length), stddev = 0.02)
-  repeat layers{checkpoint} {{
+  repeat layers {
     x = transformer.llama_layer[
       memory = memory,
       groups = heads,
@@ -238,7 +238,7 @@ LLAMA = """
       d_k = d_k,
       d_ff = d_ff
     ](x)
-  }}
+  }
   logits = nn.dense_no_bias[d_out = vocab](nn.rms_norm(x))
 """
 
@@ -257,23 +257,18 @@ def plan_text(run: Run) -> str:
         "d_ff": shape.inner,
         "layers": shape.layers,
     }
-    body, checkpoint = LLAMA if shape.is_gated else GPT, " checkpoint" if _checkpoints(run) else ""
+    body = LLAMA if shape.is_gated else GPT
     lines = [f"import {name}" for name in ("attention", "losses", "nn", "transformer")]
     lines += [*(f"dim {name} = {size}" for name, size in sizes.items()), "dim memory = length"]
     lines.append(f"mesh grid = [{', '.join(f'{axis}: {size}' for axis, size in run.mesh.items())}]")
     lines.append(f"layout published on grid = {{ {', '.join(_rules(run))} }}")
     lines.append("" if shape.is_gated else GPT_LAYER)
-    lines.append(f"model decoder(tokens: i32[batch, length]) {{{body.format(checkpoint=checkpoint)}")
+    lines.append(f"model decoder(tokens: i32[batch, length]) {{{body}")
     lines.append("  loss = losses.softmax_cross_entropy(logits, tokens)\n  return loss\n}")
     lines.append("train decoder {\n  minimize loss\n  optimizer = adamw(learning_rate = 1e-4)")
     lines.append(f"  precision = {{ params: f32, compute: {run.dtype} }}\n  clip = 1.0\n}}\n")
     hardware = hardware_text(hbm2e(), "") if run.machine == HBM2E else ""
     return "\n".join([*lines, hardware])
-
-
-def _checkpoints(run: Run) -> bool:
-    """True for full recomputation in a pipeline, where the loop over layers lies in the loop over ticks."""
-    return run.recomputed == "full" and bool(run.micro_batches)
 
 
 def _rules(run: Run) -> Iterator[str]:
@@ -311,7 +306,7 @@ def predicted(run: Run, folder: Path) -> Prediction:
     """Return the prediction for a run, whose plan is written to a folder."""
     path = folder / f"{run.id}.mtf"
     path.write_text(plan_text(run), encoding="utf-8")
-    word = None if run.recomputed == "none" or run.micro_batches else run.recomputed
+    word = None if run.recomputed == "none" else run.recomputed
     found = simulate(str(path), Choice(memory=word), run.machine, Sources())
     return Prediction(run, found.step.seconds, found.memory)
 

@@ -49,43 +49,28 @@ from mtfc.compiler.passes.loop_scope import Scope
 from mtfc.compiler.passes.pass_base import Pass
 from mtfc.compiler.passes.pipeline_stages import Rounds, StageBody, StageDims
 from mtfc.compiler.passes.pipeline_ticks import PipelinedLoop
+from mtfc.compiler.passes.recompute import TYPICAL, Prices, with_kept
 from mtfc.compiler.passes.spatial.position_blocks import NewDims
 
 
 @attrs.frozen
-class CheckpointStages(Pass):
-    """checkpoint-stages: keep only the carries of pipelines with `checkpoint` for the backward pass."""
-
-    name: ClassVar[str] = "checkpoint-stages"
-    takes: ClassVar[tuple[Level, ...]] = ("global",)
-
-    def run(self, program: Program) -> Program:
-        pipelines = program.layout.pipelines if program.layout else ()
-        loops = {each.loop for each in pipelines if each.checkpoint}
-
-        def changed(function: Function) -> Function:
-            body = (map_regions(eqn, changed) for eqn in function.body)
-            found = (
-                attrs.evolve(eqn, attrs={**eqn.attrs, "checkpoint": True})
-                if eqn.regions and dim_of(eqn).name in loops
-                else eqn
-                for eqn in body
-            )
-            return attrs.evolve(function, body=tuple(found))
-
-        return program.map_functions(changed) if loops else program
-
-
-@attrs.frozen
 class PipelineLoops(Pass):
+    """keep: a word of `recompute.KEPT` for what stages keep for the backward pass; without a word, all that it reads."""
+
     name: ClassVar[str] = "pipeline-loops"
     takes: ClassVar[tuple[Level, ...]] = ("global",)
+    keep: str = ""
 
     def run(self, program: Program) -> Program:
-        if program.mesh is None or program.layout is None or not program.layout.pipelines:
+        mesh, layout = program.mesh, program.layout
+        if mesh is None or layout is None or not layout.pipelines:
             return program
+        words = {each.loop: "full" if each.checkpoint else self.keep for each in layout.pipelines}
+        words, prices = {name: word for name, word in words.items() if word}, Prices(mesh, TYPICAL)
+        if words:
+            program = program.map_functions(lambda function: with_kept(function, prices, words))
         dims = NewDims(program.dims)
-        changer = LoopPipeliner(program.mesh, program.layout, program.dims, dims)
+        changer = LoopPipeliner(mesh, layout, program.dims, dims)
         return dims.declared_in(program.map_functions(changer.function))
 
 

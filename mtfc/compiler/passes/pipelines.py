@@ -32,7 +32,7 @@ from mtfc.compiler.passes.partition.propagate_layouts import PropagateLayouts
 from mtfc.compiler.passes.partition.split_regions import SplitRegions
 from mtfc.compiler.passes.partition.spread_attention import SpreadAttention
 from mtfc.compiler.passes.pass_base import Pass, PipelineError
-from mtfc.compiler.passes.pipeline_loops import CheckpointStages, PipelineLoops
+from mtfc.compiler.passes.pipeline_loops import PipelineLoops
 from mtfc.compiler.passes.recompute import Recompute
 from mtfc.compiler.passes.simplify import Simplify
 from mtfc.compiler.passes.spatial.partition_spatial import PartitionSpatial
@@ -45,7 +45,6 @@ Observer = Callable[[Pass, Program, float], None]
 PASSES: dict[str, type[Pass]] = {
     cls.name: cls
     for cls in (
-        CheckpointStages,
         FuseAttention,
         MixedPrecision,
         Differentiate,
@@ -87,7 +86,6 @@ def differentiation(of: str = "step") -> tuple[Pass, ...]:
     """Return the passes from the model to its gradients: `step`, `gradients`, `step+gradients`, or `module`."""
     added = map(Differentiate, of.split("+"))
     return (
-        CheckpointStages(),
         FuseAttention(gradients=not _differentiates(of)),
         MixedPrecision(),
         *added,
@@ -232,7 +230,9 @@ def lower(
 def within_memory(passes: Sequence[Pass], limited: Recompute) -> tuple[Pass, ...]:
     """Return a pipeline that recomputes within a memory limit, unless its text gives another limit."""
     found = passes if any(isinstance(each, Recompute) for each in passes) else (*passes, Recompute())
-    return tuple(limited if each == Recompute() else each for each in found)
+    word = limited.memory if isinstance(limited.memory, str) else ""
+    changed = {Recompute(): limited, PipelineLoops(): PipelineLoops(keep=word)}
+    return tuple(changed.get(each, each) for each in found)
 
 
 _ITEM = re.compile(r"\s*([\w-]+)\s*(?:\{([^{}]*)\})?\s*(?:,|$)")

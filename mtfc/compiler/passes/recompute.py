@@ -47,7 +47,7 @@ from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.builder import Names
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Role, Value, walk
-from mtfc.compiler.ir.loops import dim_of, pairs, region_of, result_type, with_operands
+from mtfc.compiler.ir.loops import dim_of, map_regions, pairs, region_of, result_type, with_operands
 from mtfc.compiler.ir.opdef import Trait
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.printer import shown_layout
@@ -389,8 +389,8 @@ SLICED: Role = "sliced"
 class PairRewriter:
     """Rewrites one pair of loops: the forward loop stacks what is kept, and the backward loop computes the rest again."""
 
-    def __init__(self, pair: LoopPair, cut: Cut, names: Names) -> None:
-        self.pair, self.cut, self.names = pair, cut, names
+    def __init__(self, pair: LoopPair, cut: Cut, names: Names, is_placed: bool = True) -> None:
+        self.pair, self.cut, self.names, self.is_placed = pair, cut, names, is_placed
         forward, backward = pair.forward, pair.backward
         self.region, self.inner = region_of(forward), region_of(backward)
         self.outputs, self.results = list(self.region.outputs), list(forward.results)
@@ -433,8 +433,11 @@ class PairRewriter:
                 return [], argument.value
         new = Value(self.inner_names.fresh(value.name), value.type)
         self.operands.append(operand)
-        self.arguments.append(Argument(new, role, layout=shown_layout(value.type)))
+        self.arguments.append(Argument(new, role, layout=self._layout(value)))
         return [], new
+
+    def _layout(self, value: Value) -> Mapping[str, Axes] | None:
+        return shown_layout(value.type) if self.is_placed else None
 
     def _stack(self, value: Value) -> Value:
         """Return the stack of a value, which the forward loop gives anew if it does not yet."""
@@ -442,11 +445,23 @@ class PairRewriter:
             if output.value is value and output.updates is None:
                 return result
         name = Names(output.name for output in self.outputs).fresh(f"{value.name}.kept")
-        output = Output(name, value, layout=shown_layout(value.type))
+        output = Output(name, value, layout=self._layout(value))
         result = Value(self.names.fresh(name), result_type(output, dim_of(self.pair.forward)))
         self.outputs.append(output)
         self.results.append(result)
         return result
+
+
+def with_kept(function: Function, prices: Prices, words: Mapping[str, str]) -> Function:
+    """Return a global function whose loops keep what a word of `KEPT` says. words: dimension of loops -> word."""
+    names, new, plan = names_of(function), dict[Equation, Equation](), RewrittenStep(function)
+    for pair in loop_pairs(function):
+        word = words.get(dim_of(pair.forward).name)
+        if word is not None:
+            found = Rewriter(prices).cut_loop(pair, KeepingRule(RATES[1], keep=word), plan, 1)
+            new[pair.forward], new[pair.backward] = PairRewriter(pair, found, names, is_placed=False).run()
+    body = [map_regions(new.get(e, e), lambda inner: with_kept(inner, prices, words)) for e in function.body]
+    return live_only(attrs.evolve(function, body=tuple(body)))
 
 
 # Functions
@@ -475,14 +490,14 @@ class Rewriter:
     def _pairs(self, function: Function, choice: KeepingRule, plan: RewrittenStep, times: int) -> Function:
         new, names = dict[Equation, Equation](), names_of(function)
         for pair in loop_pairs(function):
-            found = self._cut_loop(pair, choice, plan, times)
+            found = self.cut_loop(pair, choice, plan, times)
             if found.again and pair.forward not in new and pair.backward not in new:
                 new[pair.forward], new[pair.backward] = PairRewriter(pair, found, names).run()
         if not new:
             return function
         return attrs.evolve(function, body=tuple(new.get(eqn, eqn) for eqn in function.body))
 
-    def _cut_loop(self, pair: LoopPair, choice: KeepingRule, plan: RewrittenStep, times: int) -> Cut:
+    def cut_loop(self, pair: LoopPair, choice: KeepingRule, plan: RewrittenStep, times: int) -> Cut:
         region, dim = region_of(pair.forward), dim_of(pair.forward)
         stacked = {output.value for output in region.outputs if output.updates is None}
         free = {a.value for a in region.arguments if a.role != "carried"}
