@@ -18,7 +18,7 @@ from mtfc.compiler.cost.hardware import Device, Rate
 from mtfc.compiler.cost.sizes import whole
 from mtfc.compiler.cost.volumes import SentVolume, layout_cost, total
 from mtfc.compiler.ir.core import Equation, Function, walk
-from mtfc.compiler.ir.loops import dim_of, is_over_ticks
+from mtfc.compiler.ir.loops import TICKS, dim_of, region_of
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.elementwise import numpy_dtype
 from mtfc.compiler.ir.parser import read_program
@@ -423,7 +423,9 @@ def test_gradients_of_layers_are_added_in_place(accumulate: int, chunks: str) ->
     """In a tick nothing makes a stack of the layers of a stage, besides additions to the layers that the tick is about."""
     source = MATRICES.replace("batch: 8 }", f"batch: 8{chunks} }}")
     program = lowered(source.replace("minimize loss", f"minimize loss; accumulate = {accumulate}"))
-    loops = [each for each in walk(program.function("step").body) if is_over_ticks(each)]
+    loops = [
+        each for each in walk(program.function("step").body) if each.regions and region_of(each).name == TICKS
+    ]
     body = [each for loop in loops for each in walk(loop.regions[0].body) if not each.regions]
     stack = 8 * 16 * 16 // 2
     large = [e for e in body if any(v.type.local_size(program.placed_on) >= stack for v in e.results)]

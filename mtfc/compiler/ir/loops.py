@@ -105,11 +105,6 @@ def is_over_micro_batches(eqn: Equation) -> bool:
     return bool(eqn.regions) and region_of(eqn).name == MICRO_BATCHES != dim_of(eqn).name
 
 
-def is_over_ticks(eqn: Equation) -> bool:
-    """Return True for the loop of a pipeline, forward or backward: it runs along ticks, and adds up terms of micro-batches."""
-    return bool(eqn.regions) and region_of(eqn).name == TICKS != dim_of(eqn).name
-
-
 def is_loop_body(function: Function) -> bool:
     """Return True if the function is a loop's region."""
     return any(argument.role in ROLES for argument in function.arguments)

@@ -228,7 +228,7 @@ Trait = Literal[
     "add", "subtract", "multiply", "divide", "negate", "square", "sum", "is_argmax",
     "cast", "stop_gradient", "exponential", "hyperbolic", "choice", "conjunction",
     "order", "above", "strict", "equality",
-    "extremum", "largest", "maximum", "mask", "mask_gradient",
+    "extremum", "largest", "maximum", "mask",
     "constant", "filled", "indices", "random", "training", "step_number",
     "rename", "reshape", "transpose", "broadcast", "slice", "pad", "concat", "chosen", "shift", "flip", "indexes", "scatter",
     "in_place",
@@ -247,8 +247,7 @@ Computation:
     conjunction: true where both operands are. order: compares two numbers by order; above: true if the first is larger; strict:
     false for equal ones. equality: true for equal ones.
     extremum: the largest or the smallest element along dimensions. largest: the largest.
-    mask: its second operand where the first holds, else 0. mask_gradient: its first operand; the gradient is 0 where the second
-    does not hold.
+    mask: its second operand where the first holds, else 0.
     is_argmax: marks the largest elements, so its result is as large as its operand.
     cast: converts to another dtype. stop_gradient: gives its operand, as a constant for differentiation.
 Creation:

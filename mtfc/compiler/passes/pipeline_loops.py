@@ -13,9 +13,10 @@ A stage is idle in S - 1 ticks, and computes something nevertheless. Nothing of 
 only towards idle ticks, and everything else is selected.
 
 The pass runs after `differentiate`. A loop and its backward loop become one *round trip*: the backward pass of a micro-batch
-begins in the tick in which it leaves the last stage, after what stands between the loops, such as the loss. There are three loops:
-S - 1 ticks of the forward pass, M ticks of both, and S - 1 ticks of the backward pass. A stage keeps what the backward pass reads
-of fewer than 2 S micro-batches. If something between the loops needs all micro-batches, each loop is a pipeline of its own.
+begins in the tick in which it leaves the last stage, after what stands between the loops, such as the loss. There are three
+loops: S - 1 ticks of the forward pass, M ticks of both, and S - 1 ticks of the backward pass. A stage keeps what the backward
+pass reads of fewer than 2 S micro-batches. If something between the loops needs all micro-batches, each loop is a pipeline of
+its own.
 
 With C chunks, layers are cut into [chunks, stages, inner], and a micro-batch goes around the ring of stages C times. A round
 has S micro-batches. A stage computes its first chunk for all micro-batches of a round, then its second chunk, and so on; then

@@ -218,8 +218,8 @@ class Tick:
     """Values of one tick: for each stage its step, its micro-batch and its chunk, and if it computes a micro-batch at all.
 
     first: True for the stage at which micro-batches enter, if one does. last: True for the stage that they leave. entering,
-    leaving: the micro-batches that enter and leave; the number of none if none leaves. first_layer: that of the chunk, among those
-    of the stage.
+    leaving: the micro-batches that enter and leave; the number of none if none leaves. first_layer: that of the chunk, among
+    those of the stage.
     """
 
     number: Value
@@ -319,8 +319,8 @@ class StageBody:
     ) -> list[Value]:
         """Append a loop along `dim` with the operands `given`, and return its results: `stages` comes first where it occurs.
 
-        tick: of the loop over the layers of a stage, which reads them from stacks. kept: name of an output -> where the loop keeps
-        it. read: argument that the loop reads from what is kept -> the place of the first layer.
+        tick: of the loop over the layers of a stage, which reads them from stacks. kept: name of an output -> where the loop
+        keeps it. read: argument that the loop reads from what is kept -> the place of the first layer.
         """
         region, stages = region_of(eqn), self.dims.stages
         varying = self._varying(region, given)

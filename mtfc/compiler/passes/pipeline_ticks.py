@@ -220,7 +220,9 @@ class PipelinedLoop:
             scope.update(name, build("set_at", held, value, leaving, dim=dims.micro))
         else:
             is_first = build("eq", tick.leaving, build.constant(0, "i32"))
-            scope.update(name, build("where", build("and", tick.last, is_first), value, scope.state(name, type)))
+            scope.update(
+                name, build("where", build("and", tick.last, is_first), value, scope.state(name, type))
+            )
 
     def _same(self, scope: Scope, tick: Tick, output: Output, value: Value) -> None:
         """Keep what the first micro-batch yields, as all yield the same."""

@@ -405,7 +405,7 @@ RULES: dict[str, tuple[RewriteRule, ...]] = {
     "prod": (_sum_of_nothing,),
 }
 BY_NAME = (
-    *(op.name for op in (*elementwise.OPS, *reductions.OPS) if "mask_gradient" not in op.traits),
+    *(op.name for op in (*elementwise.OPS, *reductions.OPS)),
     *("broadcast", "rename", "slice", "pad", "shift", "window", "fold"),
 )
 """Ops of which only the order of the result's dims depends on that of their operands', if anything does."""

@@ -28,14 +28,13 @@ from typing import Literal
 import attrs
 
 from mtfc.compiler.analysis.buffer_kinds import readers_and_outputs
-from mtfc.compiler.ir.builder import Builder, Names
+from mtfc.compiler.ir.builder import Builder
 from mtfc.compiler.ir.core import Attr, Equation, Function, Value
-from mtfc.compiler.ir.loops import is_over_ticks, pairs, region_of
+from mtfc.compiler.ir.loops import pairs, region_of
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.creation import VALUE
-from mtfc.compiler.ir.rewrite import Substitution, names_of
+from mtfc.compiler.ir.rewrite import names_of
 from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES
-from mtfc.compiler.passes.autodiff.wide_sums import SumWidener
 
 WIDE = "f32"
 
@@ -44,10 +43,9 @@ Kind = Literal["term", "statistic", "applied"]
 
 def with_wide_statistics(function: Function, stored: Collection[Value] = ()) -> Function:
     """Return the function with wide statistics. stored: arguments that are read in their own dtype, not rounded to f16."""
-    names, body = names_of(function), list[Equation]()
+    body = list[Equation]()
     for eqn in function.body:
-        changed = _loop_widened(eqn, stored) if eqn.regions else eqn
-        body += _with_wide_carries(changed, names) if is_over_ticks(eqn) else [changed]
+        body.append(_loop_widened(eqn, stored) if eqn.regions else eqn)
     function = attrs.evolve(function, body=tuple(body))
     return attrs.evolve(function, body=StatisticsWidener(function, stored).rewritten())
 
@@ -55,16 +53,6 @@ def with_wide_statistics(function: Function, stored: Collection[Value] = ()) -> 
 def _loop_widened(eqn: Equation, stored: Collection[Value]) -> Equation:
     inside = {a.value for v, a in pairs(eqn) if v in stored and a.role != "carried"}
     return attrs.evolve(eqn, regions=(with_wide_statistics(region_of(eqn), inside),))
-
-
-def _with_wide_carries(eqn: Equation, names: Names) -> list[Equation]:
-    """Return a pipeline's loop with f32 carries for sums of 16-bit terms, between casts of these carries."""
-    widener, outputs = SumWidener(names, [eqn], eqn.results, WIDE), region_of(eqn).outputs
-    carries = [v for v, o in zip(eqn.results, outputs, strict=True) if o.updates is not None and is_narrow(v)]
-    widener.run(v for v in carries if widener.can_widen(region_of(eqn), outputs[eqn.results.index(v)]))
-    rounded = Builder(names, eqn.span, eqn.stage)
-    wide = {rounded.cast(new, old.type.dtype): old for old, new in widener.asked.items() if old in carries}
-    return [*widener.body, *map(Substitution(wide).equation, rounded.body)]
 
 
 def is_narrow(value: Value) -> bool:

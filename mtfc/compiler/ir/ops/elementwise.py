@@ -7,8 +7,6 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import attrs
-
 from mtfc.compiler.ir.attributes import DTYPE, FLAG, Attribute
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.opdef import (
@@ -442,18 +440,6 @@ def _mask_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorT
     return (TensorType(check_dtypes(types[1:], NUMBERS), joint_dims(types)),)
 
 
-def _mask_gradient_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
-    """The result is a view of the first operand, so the first operand must have all dimensions."""
-    x, condition = types
-    check_dtypes((condition,), BOOL)
-    check_dtypes((x,), FLOATS)
-    if not {*condition.dims} <= {*x.dims}:
-        raise DimsError(
-            f"the gradient of {dims_text(x.dims)} cannot be masked by {dims_text(condition.dims)}"
-        )
-    return (x,)
-
-
 def _mask_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value | None, ...]:
     return None, _to_operand(b, e, 1, b("mask", e.operands[0], g[0]))
 
@@ -465,15 +451,6 @@ CHOICES = (
     elementwise("mask", lambda np, c, x: np.where(c, x, np.zeros((), x.dtype)), "np.where({0}, {1}, 0)", _mask_gradient,
                 "x where the condition holds, else 0: what a gradient passes through a choice.", infer=_mask_infer,
                 linear=lambda eqn: ((1,),), traits=("mask",)),
-)  # fmt: skip
-
-MASK_GRADIENT = attrs.evolve(
-    elementwise("mask_gradient", lambda np, x, c: x, "{0}", lambda b, e, g: (b("mask", e.operands[1], g[0]), None),
-                "x, whose gradient is 0 where the second operand does not hold.", infer=_mask_gradient_infer,
-                jax_differentiated="jnp.where({1}, {0}, lax.stop_gradient({0}))", linear=linear_in_first,
-                traits=("mask_gradient",)),
-    flops=no_flops,
-    storage="view",
 )  # fmt: skip
 
 CAST = OpDef(
@@ -493,4 +470,4 @@ CAST = OpDef(
     doc="x converted to another dtype.",
 )
 
-OPS = (*UNARY, *BINARY, *CHOICES, MASK_GRADIENT, CAST)
+OPS = (*UNARY, *BINARY, *CHOICES, CAST)

@@ -5,10 +5,8 @@ over the iterations. It yields the cotangents of sliced operands. The backward b
 
 - Invariant and sliced operands are operands of the backward loop too.
 - Values that depend only on invariant operands are recomputed. So are views with more elements than their source, such as the
-  windows of a convolution, casts to a wider dtype, values that equal another one, and the layers that a pipeline's stage reads.
+  windows of a convolution and casts to a wider dtype.
 - All other values are residuals: the forward loop yields them, and the backward loop slices them.
-
-Sums over the micro-batches of a pipeline are carried in f32.
 
 With `checkpoint` the only residuals are the carries and the results of attention; everything else is recomputed.
 
@@ -34,19 +32,17 @@ from mtfc.compiler.ir.loops import (
     carried,
     dim_of,
     has_condition,
-    is_over_ticks,
     is_unbounded,
     make_loop,
     map_regions,
     pairs,
     region_of,
-    sliced_type,
 )
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.creation import VALUE
 from mtfc.compiler.ir.printer import equation_text
 from mtfc.compiler.ir.rewrite import Substitution, fresh_copy, names_of
-from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Dim, scalar
+from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Dim
 from mtfc.compiler.records import define, frozen
 
 
@@ -127,17 +123,10 @@ def _widened(body: Iterable[Equation]) -> set[Value]:
     return {e.result for e in casts if ITEM_BYTES[e.result.type.dtype] > ITEM_BYTES[e.operands[0].type.dtype]}
 
 
-def _aliases(body: Iterable[Equation], same: set[Value]) -> set[Value]:
-    """Return the values that equal an operand and only mask its gradient, and such operands that are read from one of `same`."""
-    aliases = {eqn.result: eqn.operands[0] for eqn in body if has_trait(eqn, "mask_gradient")}
-    read = {e.result for e in body if has_trait(e, "indexes") and e.operands[0] in same}
-    return {*aliases, *read.intersection(aliases.values())}
-
-
 def _again(body: LoopBody, checkpoint: bool) -> list[Equation]:
     """Return the forward equations that the backward body recomputes, in order: with `checkpoint` all but attention."""
     same = _from_invariants(body.region, body.forward)
-    free = same.union(enlarged(body.forward), _widened(body.forward), _aliases(body.forward, same))
+    free = same.union(enlarged(body.forward), _widened(body.forward))
     needed = set(_free_values(body.backward, body.grads.values()))
     again = []
     for eqn in reversed(body.forward):
@@ -272,10 +261,7 @@ def _leave_out(body: LoopBody) -> None:
 
 @frozen
 class Carry:
-    """A carry of the backward loop: initial value, argument, updated value, and the forward argument whose cotangent it is.
-
-    The argument of a sum may be wider than its cotangent.
-    """
+    """A carry of the backward loop: initial value, argument, updated value, and the forward argument whose cotangent it is."""
 
     start: Value
     value: Value
@@ -287,15 +273,12 @@ class Carry:
 class BackwardLoop:
     """Collects the arguments and outputs of the backward loop; `outer` builds around the loop, `inner` inside it.
 
-    given: operands that are no carries, with their arguments. in_stage: True for the loop over the layers of a pipeline's stage.
-    adds_micro_batches: True for this loop, and for the one over ticks.
+    given: operands that are no carries, with their arguments.
     """
 
     outer: Builder
     inner: Builder
     dim: Dim
-    in_stage: bool
-    adds_micro_batches: bool
     carries: list[Carry] = attrs.field(factory=list)
     given: list[tuple[Value, Argument]] = attrs.field(factory=list)
     yields: list[tuple[Output, Argument]] = attrs.field(factory=list)
@@ -308,20 +291,10 @@ class BackwardLoop:
         self.carries.append(Carry(start, seed, after, owner))
 
     def sum(self, owner: Argument, operand: Value, grad: Value, is_alone: bool) -> None:
-        """Carry the sum of an argument's cotangents over all iterations; over micro-batches in f32 at least.
-
-        The cotangents of a sliced argument are added to their slices of the sum. is_alone: True if `grad` has no other use.
-        """
-        inner, is_narrow = self.inner, ITEM_BYTES[operand.type.dtype] < ITEM_BYTES["f32"]
-        wide = "f32" if self.adds_micro_batches and is_narrow else operand.type.dtype
-        total = Value(inner.names.fresh(f"d_{owner.value.name}"), operand.type.unsplit().with_dtype(wide))
-        if owner.role == "sliced":
-            number = Value(inner.names.fresh("number"), scalar("i32"))
-            self.given.append((self.outer("range", dim=self.dim), Argument(number, "sliced")))
-            grad = inner.cast(inner.ordered(grad, sliced_type(total.type, self.dim).dims), wide)
-            after = inner("add_at", total, grad, number, dim=self.dim)
-        else:
-            after = added(inner, total, grad) if is_alone else inner("add", total, inner.cast(grad, wide))
+        """Carry the sum of an argument's cotangents over all iterations. is_alone: True if `grad` has no other use."""
+        inner, type = self.inner, operand.type.unsplit()
+        total = Value(inner.names.fresh(f"d_{owner.value.name}"), type)
+        after = added(inner, total, grad) if is_alone else inner("add", total, inner.cast(grad, type.dtype))
         self.carries.append(
             Carry(self.outer.zeros(total.type), total, inner.ordered(after, total.type.dims), owner)
         )
@@ -404,9 +377,7 @@ def _connect(loop: BackwardLoop, eqn: Equation, body: LoopBody, totals: Mapping[
     grads = Counter(body.grads.values())
     for operand, argument in pairs(eqn):
         grad = body.grads.get(argument.value)
-        if grad is not None and (
-            argument.role == "invariant" or (argument.role == "sliced" and loop.in_stage)
-        ):
+        if grad is not None and argument.role == "invariant":
             loop.sum(argument, operand, grad, grads[grad] == 1)
         elif grad is not None and argument.role == "sliced":
             grad = loop.inner.cast(grad, argument.value.type.dtype)
@@ -472,8 +443,7 @@ def pull_back(
     extended = _extended(builder, eqn, body, residuals)
 
     body.builder.span, body.builder.body = eqn.span, [*again, *body.backward]
-    in_stage = not is_over_ticks(eqn) and any(has_trait(each, "mask_gradient") for each in region.body)
-    loop = BackwardLoop(builder, body.builder, dim_of(eqn), in_stage, in_stage or is_over_ticks(eqn))
+    loop = BackwardLoop(builder, body.builder, dim_of(eqn))
     _connect(loop, eqn, body, given)
     stacks = zip(extended.results[len(eqn.results) :], residuals.yielded, strict=True)
     loop.given += [*residuals.given, *((stack, Argument(o.value, "sliced")) for stack, o in stacks)]

@@ -9,19 +9,15 @@ layers and gradients move between their stored form and that of the stages once 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 
-from mtfc.compiler.analysis.buffer_kinds import readers_of
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Value, walk
 from mtfc.compiler.ir.loops import (
     MICRO_BATCHES,
-    by_role,
     is_over_micro_batches,
-    is_over_ticks,
     make_loop,
     pairs,
     plain_loop,
@@ -30,8 +26,7 @@ from mtfc.compiler.ir.loops import (
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.collectives import axes_of
 from mtfc.compiler.ir.rewrite import Substitution, fresh_copy, names_of
-from mtfc.compiler.ir.types import FLOATS, Dim, Layout, Rules, TensorType, scalar
-from mtfc.compiler.passes.autodiff.loop_gradient import added
+from mtfc.compiler.ir.types import FLOATS, Dim, Layout, TensorType, scalar
 
 Gradients = Callable[[Builder, Function, "Value | None", "Value | None"], Mapping[Value, Value]]
 """Appends to the builder the gradients of a function's parameters for a loss scale and a weight: parameter -> gradient."""
@@ -100,70 +95,16 @@ def over_micro_batches(
     reported |= {name: _weighed(inner, reported[name], numbers[by]) for name, by in weights.items()}
     sums = {f"sum_{name}": value for name, value in reported.items()}
     sums |= {f"d_{parameter.name}": g for parameter, g in found.items()}
-    states, views = replaced_by(body), list[list[Equation]]()
-    for name, value in sums.items():
-        sums[name], view = _before_views(inner.body, value)
-        views.append(view)
-    region = _region(inner, body, sums, states, layout.params == Rules())
+    states = replaced_by(body)
+    region = _region(inner, body, sums, states)
     starts = [b.zeros(argument.value.type) for argument in region.arguments[: len(sums)]]
     operands = [*starts, *(outside[argument.value] for argument in region.arguments[len(sums) :])]
-    region, operands = _with_layers_of_stages(b, region, operands, layout.interleaved)
     loop = make_loop(b.names, region, operands, attrs.evolve(plain_loop(micro, b), stage="backward"))
     b.append(loop)
-    found_sums = [_viewed(b, total, view) for total, view in zip(loop.results, views, strict=False)]
-    totals, of_gradients = found_sums[: len(reported)], found_sums[len(reported) :]
+    totals, of_gradients = loop.results[: len(reported)], loop.results[len(reported) : len(sums)]
     of_parameters = {outside[p]: total for p, total in zip(found, of_gradients, strict=True)}
     new = dict(zip(states, loop.results[len(sums) :], strict=True))
     return dict(zip(reported, totals, strict=True)), of_parameters, new
-
-
-def _before_views(body: list[Equation], value: Value) -> tuple[Value, list[Equation]]:
-    """Return the result of a pipeline's loop of which a value is only a view, and take the views out; or return the value."""
-    makers, readers = {v: eqn for eqn in body for v in eqn.results}, readers_of(body)
-    found, views = value, list[Equation]()
-    while (
-        (eqn := makers.get(found))
-        and has_trait(eqn, "reshape", "transpose")
-        and len(readers[found]) == len(views[:1])
-    ):
-        views.append(eqn)
-        (found,) = eqn.operands
-    if eqn is None or not is_over_ticks(eqn):
-        return value, []
-    body[:] = [each for each in body if each not in views]
-    return found, views[::-1]
-
-
-def _viewed(b: Builder, x: Value, views: Iterable[Equation]) -> Value:
-    """Append views of a value, and return the last one."""
-    span, stage = b.span, b.stage
-    for eqn in views:
-        b.span, b.stage = eqn.span, eqn.stage
-        x = b(eqn.op, x, name=eqn.result.name, **eqn.attrs)
-    b.span, b.stage = span, stage
-    return x
-
-
-def _with_layers_of_stages(
-    b: Builder, region: Function, operands: Sequence[Value], interleaved: Collection[str]
-) -> tuple[Function, list[Value]]:
-    """Cast and cut the layers of interleaved pipelines before the loop over micro-batches; return its region and operands."""
-    given = list(zip(operands, region.arguments, strict=True))
-    outer = {
-        a.value: v
-        for v, a in given
-        if a.role == "invariant" and not {*interleaved}.isdisjoint(a.value.type.names)
-    }
-    stored, kept = set(outer), list[Equation]()
-    for eqn in region.body:
-        if outer.keys() >= {*eqn.operands} and has_trait(eqn, "cast", "reshape", "transpose"):
-            outer[eqn.result] = _viewed(b, outer[eqn.operands[0]], [eqn])
-        else:
-            kept.append(eqn)
-    read = dict.fromkeys(v for eqn in kept for v in eqn.operands if v in outer and v not in stored)
-    given = by_role([*given, *((outer[v], Argument(v, "invariant")) for v in read)])
-    region = attrs.evolve(region, arguments=tuple(a for _, a in given), body=tuple(kept))
-    return region, [v for v, _ in given]
 
 
 def _is_there(b: Builder, weight: Value) -> Value:
@@ -214,22 +155,16 @@ def _region(
     body: Function,
     sums: Mapping[str, Value],
     states: Mapping[str, Value],
-    is_stored_whole: bool,
 ) -> Function:
     """Return the region of one micro-batch.
 
     It carries the sum of each value of `sums` under the value's name there, and the states with their new values.
-
-    is_stored_whole: False if parameters, and so the sums of their gradients, are stored in parts that no pipeline computes with.
     """
-    arguments, outputs, uses = [], [], Counter(sums.values())
-    staged = {v for eqn in inner.body if is_stored_whole and is_over_ticks(eqn) for v in eqn.results}
+    arguments, outputs = [], []
     for name, value in sums.items():
         total = Value(inner.names.fresh(name), value.type)
         arguments.append(Argument(total, "carried"))
-        starts = uses[value] == 1 and value in staged
-        new = added(inner, total, value) if starts else inner("add", total, value)
-        outputs.append(Output(total.name, new, total.name))
+        outputs.append(Output(total.name, inner("add", total, value), total.name))
     given = {a.value.name: a for a in body.arguments if a.role == "parameter"}
     arguments += [attrs.evolve(given[name], role="carried") for name in states]
     outputs += [Output(name, value, name) for name, value in states.items()]
