@@ -184,6 +184,7 @@ RUNS = (
         "bf16",
         "none",
         12.504,
+        parts=True,
         micro_batches=32,
         chunks=8,
     ),

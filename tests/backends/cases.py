@@ -227,7 +227,6 @@ CASES = {
     },
     "flip": one("flip", "f32 c a b", dim=A),
     "flip bool": one("flip", "bool a b", dim=B),
-    "mask_gradient": one("mask_gradient", "f32 a b", "bool b"),
     "after": one("after", "f32 a b", "f32 b c"),
     "after nothing": one("after", "f32 a b"),
     "concat": one("concat", "f32 m a c", "f32 m d c", sources=(A, D), target=B),

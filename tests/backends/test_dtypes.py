@@ -108,7 +108,6 @@ TEMPLATES: dict[str, tuple[frozenset[str], Build]] = {
     **{op: (ALL, binary(op)) for op in ("eq", "ne")},
     **{op: (BOOL, binary(op)) for op in ("and", "or")},
     "where": (ALL, lambda b, x, y: b("where", condition(b), x, y)),
-    "mask_gradient": (FLOATS, lambda b, x, y: b("mask_gradient", x, condition(b))),
     "mask": (NUMBERS, lambda b, x, y: b("mask", condition(b), x)),
     **{op: (NUMBERS, reducing(op)) for op in ("sum", "max", "min", "argmax", "is_argmax")},
     "prod": (FLOATS, reducing("prod")),

@@ -33,6 +33,7 @@ After this pass no loop runs along the dimension of a pipeline, and the layout h
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import ClassVar
 
 import attrs
@@ -44,7 +45,7 @@ from mtfc.compiler.ir.loops import carried, dim_of, map_regions, pairs, region_o
 from mtfc.compiler.ir.micro_batch_rule import MixedMicroBatches, loop_sums, results_that_are_sums, takes_batch
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.rewrite import Substitution, names_of
-from mtfc.compiler.ir.types import Dim, Layout, Mesh, Pipeline, TensorType
+from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, Pipeline, TensorType
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.loop_scope import Scope
 from mtfc.compiler.passes.pass_base import Pass
@@ -142,7 +143,25 @@ class LoopPipeliner:
             stages - 1 if carried(region_of(eqn)) else 0,
             self._rounds(dim, batch, stages, pipeline) if chunks > 1 else None,
         )
-        return PipelinedLoop(name, dims, self.new, eqn, loop_sums(eqn, batch), wanted)
+        sums = loop_sums(eqn, batch)
+        return PipelinedLoop(
+            name, dims, self.new, eqn, sums, wanted, spread=partial(self._spread, (*axes, *others))
+        )
+
+    def _spread(self, axes: Axes, type: TensorType) -> tuple[Dim, Dim]:
+        """Return a dimension of what a stage hands on, and one that is split over all axes of which devices have the same.
+
+        So each byte is sent once from stage to stage, and gathered there. axes: those of stages and of micro-batches.
+        """
+        rules = self.layout.rules
+        taken = {*axes, *(axis for dim in type.dims for axis in rules.get(dim.name))}
+        free = tuple(axis for axis in self.mesh.names if axis not in taken)
+        size = self.mesh.size(free)
+        whole = (dim for dim in type.dims[1:] if dim.name in self.declared and not rules.get(dim.name))
+        found = next((dim for dim in whole if size > 1 and dim.size % size == 0), type.dims[0])
+        return found, self.new.get(f"{found.name}.sent", found.size, free) if found in type.dims[
+            1:
+        ] else found
 
     def _rounds(self, dim: Dim, batch: Dim, stages: int, pipeline: Pipeline) -> Rounds:
         number, chunks = pipeline.micro_batches, pipeline.chunks

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import attrs
 
@@ -12,7 +12,7 @@ from mtfc.compiler.ir.loops import carried, pairs, region_of, with_operands
 from mtfc.compiler.ir.micro_batch_rule import before_loop
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.rewrite import Substitution
-from mtfc.compiler.ir.types import TensorType
+from mtfc.compiler.ir.types import Dim, TensorType
 from mtfc.compiler.passes.loop_scope import Scope
 from mtfc.compiler.passes.pipeline_stages import (
     Held,
@@ -25,13 +25,20 @@ from mtfc.compiler.passes.pipeline_stages import (
 )
 from mtfc.compiler.passes.spatial.position_blocks import NewDims
 
+Spread = Callable[[TensorType], tuple[Dim, Dim]]
+"""Returns a dimension of what a stage hands on, and the one that it is sent as: split over more axes, if possible."""
+
+
+def _as(build: Builder, x: Value, source: Dim, target: Dim) -> Value:
+    return x if source == target else build("rename", x, mapping=((source, target),))
+
 
 @attrs.frozen
 class PipelinedLoop:
     """Rewrites one loop over layers. `sums` are its values with a term for each micro-batch: see `ir/micro_batch_rule.py`.
 
     name: of what it carries. wanted: its results that are read afterwards. kept: its results that the backward pass reads tick by
-    tick. slots: where these are.
+    tick. slots: where these are. spread: see `Spread`.
     """
 
     name: str
@@ -42,6 +49,7 @@ class PipelinedLoop:
     wanted: Collection[Value]
     kept: Collection[Value] = ()
     slots: Slots | None = None
+    spread: Spread = attrs.field(kw_only=True)
 
     @property
     def reverse(self) -> bool:
@@ -178,11 +186,14 @@ class PipelinedLoop:
             fed = scope.of_top(scope.top.ordered(operand, type.dims))
             if argument.value in self.sums:
                 fed = build("mask", build("eq", tick.number, build.constant(0, "i32")), fed)
+        whole = TensorType(type.dtype, (dims.stages, *dims.one(type.dims)))
+        dim, part = self.spread(whole)
         held = scope.state(
-            self._state(argument.value.name), TensorType(type.dtype, (dims.stages, *dims.one(type.dims)))
+            self._state(argument.value.name),
+            TensorType(type.dtype, tuple(part if each == dim else each for each in whole.dims)),
         )
         by, wrap = -1 if self.reverse else 1, dims.rounds is not None
-        handed_on = build("shift", held, dim=dims.stages, by=by, wrap=wrap)
+        handed_on = _as(build, build("shift", held, dim=dims.stages, by=by, wrap=wrap), part, dim)
         return build("where", tick.first, with_stages(build, fed, dims.stages), handed_on)
 
     def _last_carry(
@@ -197,7 +208,7 @@ class PipelinedLoop:
                 name, build("add", held, build.cast(build("mask", tick.active, value), held.type.dtype))
             )
             return None
-        scope.update(name, value)
+        scope.update(name, _as(build, value, *self.spread(value.type)))
         if result in self.wanted:
             self._collect(scope, tick, f"{name}.last", value, carry)
         if dims.batch not in type.dims:
