@@ -11,6 +11,8 @@ from mtfc.backends.common.forms import NAMES
 from mtfc.backends.common.module import STACKED, stacked_inputs
 from mtfc.compiler.ir.core import Equation, Function, Output, Program
 from mtfc.compiler.ir.types import Layout, Mesh, Rules, TensorType
+from mtfc.compiler.passes.cse import Cse
+from mtfc.compiler.passes.dce import Dce
 from mtfc.compiler.passes.pipeline_loops import LoopPipeliner
 from mtfc.compiler.passes.pipelines import differentiation, partitioning, run
 from mtfc.compiler.passes.spatial.position_blocks import NewDims
@@ -100,8 +102,11 @@ class MultiMeshProgram:
 
     @cached_property
     def _pipelined(self) -> tuple[Program, tuple[MeshPart, ...]]:
-        """The program with the pipelines of all parts, and the parts with rules for the dimensions of pipelines."""
-        program, parts = self.program, list(self.parts)
+        """The differentiated program with the pipelines of all parts, and the parts with rules for the pipelines' dimensions."""
+        passes = differentiation() if self.of == "forward" else differentiation(self.of)
+        named = Layout(self.name, values=tuple(rule for part in self.parts for rule in part.layout.values))
+        program = run(attrs.evolve(self.program, layout=named), passes)
+        parts = list(self.parts)
         for number, part in enumerate(self.parts):
             if part.layout.pipelines:
                 dims = NewDims(program.dims)
@@ -111,7 +116,7 @@ class MultiMeshProgram:
                 program = dims.declared_in(placed)
                 assert program.layout is not None, "it has the layout of the part"
                 parts[number] = attrs.evolve(part, layout=program.layout)
-        return attrs.evolve(program, layout=None), tuple(parts)
+        return attrs.evolve(run(program, (Cse(), Dce())), layout=None), tuple(parts)
 
     def _runs_in(self, part: int, eqn: Equation) -> bool:
         found = part_at(eqn.span, self.parts)
@@ -120,10 +125,7 @@ class MultiMeshProgram:
     @cached_property
     def differentiated(self) -> Program:
         """The global program with its gradients, before it is cut. Values with rules of their own stay."""
-        passes = differentiation() if self.of == "forward" else differentiation(self.of)
-        program, parts = self._pipelined
-        named = Layout(self.name, values=tuple(rule for part in parts for rule in part.layout.values))
-        whole = attrs.evolve(run(attrs.evolve(program, layout=named), passes), layout=None)
+        whole, _ = self._pipelined
         if self.of == "forward":
             return attrs.evolve(whole, functions=(whole.function("forward"),))
         return whole

@@ -80,6 +80,12 @@ def added(b: Any, x: Value, y: Value) -> Value:
     return b("add_at", x, b("gather", y, half, dim=B), half, dim=B)  # type: ignore[no-any-return]
 
 
+def changed(b: Any, x: Value, y: Value) -> Value:
+    """Return x with an element of y in each row, unless the index of the row is out of range."""
+    half = b("slice", indices(b), source=LONG, target=A, start=1, stride=2)
+    return b("set_at", x, b("gather", y, half, dim=B), half, dim=B)  # type: ignore[no-any-return]
+
+
 def best(which: int) -> Build:
     return lambda b, x, y: b.several("top_k", x, names=("values", "indices"), dim=B, k=M)[which]
 
@@ -133,6 +139,7 @@ TEMPLATES: dict[str, tuple[frozenset[str], Build]] = {
     "gather": (ALL, lambda b, x, y: b("gather", x, indices(b), dim=B)),
     "scatter_add": (NUMBERS, scattered),
     "add_at": (NUMBERS, added),
+    "set_at": (ALL, changed),
     "top_k": (NUMBERS, best(0)),
     "top_k indices": (NUMBERS, best(1)),
     **{f"cast to {dtype}": (ALL, lambda b, x, y, d=dtype: b("cast", x, dtype=d)) for dtype in sorted(ALL)},

@@ -78,7 +78,7 @@ class PipelineLoops(Pass):
 
 @attrs.frozen
 class LoopPipeliner:
-    """Makes pipelines of the loops of one program. takes: tells which loops may become pipelines."""
+    """Makes pipelines of the loops of one program. takes: tells which equations may be parts of pipelines."""
 
     mesh: Mesh
     layout: Layout
@@ -184,7 +184,7 @@ class LoopPipeliner:
             pipeline = self._pipeline(eqn)
             back = [each for each in items if pipeline and self._is_backward(each, eqn, pipeline)]
             if pipeline is not None and len(back) == 1:
-                found = Between.of(items, eqn, back[0], self.declared[pipeline.batch], read)
+                found = Between.of(items, eqn, back[0], self.declared[pipeline.batch], read, self.takes)
                 if found is not None:
                     trip = self._round_trip(found, pipeline, read)
                     items = [*found.before, trip, *found.late]
@@ -235,8 +235,12 @@ class Between:
         backward: Equation | RoundTrip,
         batch: Dim,
         read: Mapping[Value, Sequence[Equation | None]],
+        takes: Callable[[Equation], bool],
     ) -> Between | None:
-        """Return None if the backward loop needs something that is known after all micro-batches only."""
+        """Return None if the backward loop needs something that is known after all micro-batches only, or is computed elsewhere.
+
+        takes: tells which equations may be part of the pipeline.
+        """
         assert isinstance(backward, Equation), "a backward loop is an equation"
         start, end = items.index(forward), items.index(backward)
         depends, ready = {*forward.results}, _carries_of_batch(forward, batch)
@@ -247,7 +251,8 @@ class Between:
                 early.append(item)
                 continue
             depends.update(item.results)
-            found = _sums_of(item, batch) if depends & {*item.operands} <= ready else None
+            is_ready = isinstance(item, Equation) and takes(item) and depends & {*item.operands} <= ready
+            found = _sums_of(item, batch) if is_ready else None
             if found is None or not isinstance(item, Equation):
                 late.append(item)
                 continue
@@ -261,7 +266,7 @@ class Between:
                 return None
         if not any(operand in ready for operand in backward.operands):
             return None
-        early, pulled = _pulled(early, middle, batch, read)
+        early, pulled = _pulled(early, middle, batch, read, takes)
         return Between(
             forward, backward, [*pulled, *middle], sums, entered, early, [*late, *items[end + 1 :]]
         )
@@ -288,11 +293,12 @@ def _pulled(
     middle: Sequence[Equation],
     batch: Dim,
     read: Mapping[Value, Sequence[Equation | None]],
+    takes: Callable[[Equation], bool],
 ) -> tuple[list[Equation | RoundTrip], list[Equation]]:
     """Take the equations with the batch that only the middle reads out of those before the loops; return both."""
     inside, pulled, rest = {id(eqn) for eqn in middle}, list[Equation](), list[Equation | RoundTrip]()
     for item in reversed(early):
-        if isinstance(item, Equation) and not item.regions and not has_trait(item, "random"):
+        if isinstance(item, Equation) and takes(item) and not item.regions and not has_trait(item, "random"):
             readers = [eqn for value in item.results for eqn in read.get(value, ())]
             is_inside = readers and all(eqn is not None and id(eqn) in inside for eqn in readers)
             if is_inside and batch in item.results[0].type.dims and _sums_of(item, batch) == set():
