@@ -33,18 +33,18 @@ After this pass no loop runs along the dimension of a pipeline, and the layout h
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import ClassVar
 
 import attrs
 
 from mtfc.compiler.analysis.buffer_kinds import readers_and_outputs
 from mtfc.compiler.ir.builder import Builder, wide_type
-from mtfc.compiler.ir.core import Equation, Function, Program, Value
+from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Program, Value, walk
 from mtfc.compiler.ir.loops import carried, dim_of, map_regions, pairs, region_of
 from mtfc.compiler.ir.micro_batch_rule import MixedMicroBatches, loop_sums, results_that_are_sums, takes_batch
 from mtfc.compiler.ir.ops import has_trait
-from mtfc.compiler.ir.rewrite import Substitution, names_of
+from mtfc.compiler.ir.rewrite import Substitution, fresh_copy, names_of
 from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, Pipeline, TensorType
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.loop_scope import Scope
@@ -209,7 +209,30 @@ class LoopPipeliner:
         kept = {v for v in found.forward.results if v in found.backward.operands or v in found.entered}
         forward = attrs.evolve(forward, kept=kept, slots=forward.dims.in_flight(self.new))
         of_middle = wanted(v for eqn in found.middle for v in eqn.results)
-        return RoundTrip(forward, backward, tuple(found.middle), found.sums, of_middle, pipeline.ticks)
+        spread = self._spread_middle(found, forward.dims)
+        return RoundTrip(
+            forward, backward, tuple(found.middle), found.sums, of_middle, pipeline.ticks, spread
+        )
+
+    def _spread_middle(self, found: Between, dims: StageDims) -> tuple[Dim, Dim] | None:
+        """Return a dimension along which the stages share the middle of each micro-batch, and the one that stands for it there.
+
+        No dot of examples sums over the dimension, such as the positions of a text.
+        """
+        types = [value.type for eqn in found.middle for value in eqn.operands if value in found.entered]
+        summed = {
+            dim
+            for eqn in walk(tuple(found.middle))
+            if has_trait(eqn, "dot") and dims.batch in eqn.result.type.dims
+            for value in eqn.operands
+            for dim in {*value.type.dims} - {*eqn.result.type.dims}
+        }
+        for dim in types[0].dims if types else ():
+            is_whole = not self.layout.rules.get(dim.name) and dim.size % dims.stages.size == 0
+            if dim not in (dims.batch, *summed) and is_whole and all(dim in type.dims for type in types):
+                axes = self.layout.rules.get(dims.layers.name)
+                return dim, self.new.get(f"{dim.name}.shared", dim.size, axes)
+        return None
 
 
 @attrs.define
@@ -314,7 +337,7 @@ class RoundTrip:
     """A loop, what stands between, and its backward loop, as one pipeline.
 
     sums: results of the middle that are sums over micro-batches. wanted: results of the middle that are read afterwards. ticks:
-    the name of the dimension of ticks.
+    the name of the dimension of ticks. spread: a dimension along which the stages share the middle, and what stands for it there.
     """
 
     forward: PipelinedLoop
@@ -323,6 +346,7 @@ class RoundTrip:
     sums: set[Value]
     wanted: set[Value]
     ticks: str
+    spread: tuple[Dim, Dim] | None
 
     @property
     def results(self) -> Iterator[Value]:
@@ -422,39 +446,84 @@ class _Trip:
         return TensorType(type.dtype, self.forward.dims.one(type.dims))
 
     def _middle(self, scope: Scope, number: Value, leaving: Mapping[Value, Value]) -> dict[Value, Value]:
-        """Append what stands between the loops for the micro-batch that leaves, and return its values."""
-        build, dims, values = scope.build, self.forward.dims, dict(leaving)
+        """Append what stands between the loops for the micro-batch that leaves, and return what enters the backward loop."""
+        build, dims = scope.build, self.forward.dims
         micro = dims.tick(scope, number, self.forward.reverse).leaving
-        made = {value for eqn in self.trip.middle for value in eqn.results}
-        for value in dict.fromkeys(v for eqn in self.trip.middle for v in eqn.operands if v not in made):
-            if value in values:
-                continue
-            outer = self.new[value]
-            if dims.batch in value.type.dims:
-                cut = scope.of_top(dims.cut(scope.top, outer))
-                values[value] = build("gather", cut, micro, dim=dims.micro)
+        middle, new = self._shared
+        values = dict[Value, Value]()
+        for argument in middle.arguments:
+            old = new[argument.value]
+            if old in leaving:
+                found = leaving[old]
+            elif dims.batch in old.type.dims:
+                cut = scope.of_top(dims.cut(scope.top, self.new[old]))
+                found = build("gather", cut, micro, dim=dims.micro)
             else:
-                values[value] = scope.of_top(outer)
-        StageBody(dims, self.trip.sums).body(build, self.trip.middle, values, micro)
+                found = scope.of_top(self.new[old])
+            values[argument.value] = self._as_shared(build, found)
+        sums = {value for value, old in new.items() if old in self.trip.sums}
+        StageBody(dims, sums).body(build, middle.body, values, micro)
+        made = {new[output.value]: values[output.value] for output in middle.outputs}
         for value in self.trip.wanted:
-            found = values[value]
-            if value in self.trip.sums:
-                total = scope.state(f"{value.name}.sum", wide_type(found.type))
-                scope.update(f"{value.name}.sum", build("add", total, build.cast(found, total.type.dtype)))
-            else:
-                held = scope.state(
-                    f"{value.name}.all", TensorType(found.type.dtype, (dims.micro, *found.type.dims))
-                )
-                scope.update(f"{value.name}.all", build("set_at", held, found, micro, dim=dims.micro))
-        return values
+            self._keep(scope, value, made[value], micro)
+        return {
+            v: self._as_shared(build, made[v], back=True) if v in made else leaving[v] for v in self._handed
+        }
+
+    @cached_property
+    def _shared(self) -> tuple[Function, Mapping[Value, Value]]:
+        """Return the middle with the dimension along which stages share it, and the old value of each argument and result."""
+        trip, made = self.trip, {value for eqn in self.trip.middle for value in eqn.results}
+        given = dict.fromkeys(v for eqn in trip.middle for v in eqn.operands if v not in made)
+        arguments = tuple(Argument(v, "invariant") for v in given)
+        outputs = tuple(Output(v.name, v) for v in made)
+        old = Function("middle", arguments, trip.middle, outputs)
+        new = fresh_copy(
+            old, lambda v: self._shared_type(v.type), lambda eqn: self._shared_attributes(eqn.attrs)
+        )
+        pairs = [(a.value, b.value) for a, b in zip(new.arguments, old.arguments, strict=True)]
+        pairs += [(a.value, b.value) for a, b in zip(new.outputs, old.outputs, strict=True)]
+        return new, dict(pairs)
+
+    def _shared_type(self, type: TensorType) -> TensorType:
+        (dim, part) = self.trip.spread or (None, None)
+        dims = tuple(part if part and each == dim else each for each in type.dims)
+        return TensorType(type.dtype, dims)
+
+    def _shared_attributes(self, attributes: Mapping[str, Attr]) -> Mapping[str, Attr]:
+        if self.trip.spread is None:
+            return attributes
+        dim, part = self.trip.spread
+
+        def changed(value: Attr) -> Attr:
+            if isinstance(value, tuple):
+                return tuple(map(changed, value))  # type: ignore[return-value]
+            return part if value == dim else value
+
+        return {key: changed(value) for key, value in attributes.items()}
+
+    def _as_shared(self, build: Builder, x: Value, back: bool = False) -> Value:
+        """Return a value with the dimension along which stages share the middle, or without it again."""
+        if self.trip.spread is None:
+            return x
+        dim, part = self.trip.spread[:: -1 if back else 1]
+        return build("rename", x, mapping=((dim, part),)) if dim in x.type.dims else x
+
+    def _keep(self, scope: Scope, value: Value, found: Value, micro: Value) -> None:
+        """Add up what is a sum over micro-batches, and keep everything else for each of them."""
+        build, dims, name = scope.build, self.forward.dims, f"{value.name}.middle"
+        if value in self.trip.sums:
+            total = scope.state(name, wide_type(found.type))
+            scope.update(name, build("add", total, build.cast(found, total.type.dtype)))
+        else:
+            held = scope.state(name, TensorType(found.type.dtype, (dims.micro, *found.type.dims)))
+            scope.update(name, build("set_at", held, found, micro, dim=dims.micro))
 
     def of_middle(self, scope: Scope) -> dict[Value, Value]:
-        found = {}
+        build, found = scope.build, dict[Value, Value]()
         for value in self.trip.wanted:
-            if value in self.trip.sums:
-                found[value] = scope.build.ordered(scope.states[f"{value.name}.sum"], value.type.dims)
-            else:
-                found[value] = self.forward.dims.joined(
-                    scope.build, scope.states[f"{value.name}.all"], value.type.dims
-                )
+            held = self._as_shared(build, scope.states[f"{value.name}.middle"], back=True)
+            is_sum = value in self.trip.sums
+            held = held if is_sum else self.forward.dims.joined(build, held, value.type.dims)
+            found[value] = build.ordered(held, value.type.dims)
         return found
