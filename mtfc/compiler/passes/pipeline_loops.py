@@ -67,10 +67,12 @@ class PipelineLoops(Pass):
         mesh, layout = program.mesh, program.layout
         if mesh is None or layout is None or not layout.pipelines:
             return program
-        words = {each.loop: "full" if each.checkpoint else self.keep for each in layout.pipelines}
-        words, prices = {name: word for name, word in words.items() if word}, Prices(mesh, TYPICAL)
-        if words:
-            program = program.map_functions(lambda function: with_kept(function, prices, words))
+        words = {
+            each.loop: ("full" if each.checkpoint else self.keep, program.dims[each.batch])
+            for each in layout.pipelines
+        }
+        prices = Prices(mesh, TYPICAL)
+        program = program.map_functions(lambda function: with_kept(function, prices, words))
         dims = NewDims(program.dims)
         changer = LoopPipeliner(mesh, layout, program.dims, dims)
         return dims.declared_in(program.map_functions(changer.function))
@@ -287,8 +289,6 @@ class Between:
             is_handed = argument.role == "carried" and operand in ready
             if operand in depends and not (is_kept or is_handed):
                 return None
-        if not any(operand in ready for operand in backward.operands):
-            return None
         early, pulled = _pulled(early, middle, batch, read, takes)
         return Between(
             forward, backward, [*pulled, *middle], sums, entered, early, [*late, *items[end + 1 :]]

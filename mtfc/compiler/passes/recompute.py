@@ -52,7 +52,7 @@ from mtfc.compiler.ir.opdef import Trait
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.printer import shown_layout
 from mtfc.compiler.ir.rewrite import Substitution, fresh_copy, names_of
-from mtfc.compiler.ir.types import Axes, Mesh
+from mtfc.compiler.ir.types import Axes, Dim, Mesh
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.dce import live_only
 from mtfc.compiler.passes.pass_base import IN_PYTHON, Pass
@@ -452,16 +452,34 @@ class PairRewriter:
         return result
 
 
-def with_kept(function: Function, prices: Prices, words: Mapping[str, str]) -> Function:
-    """Return a global function whose loops keep what a word of `KEPT` says. words: dimension of loops -> word."""
+def with_kept(function: Function, prices: Prices, words: Mapping[str, tuple[str, Dim]]) -> Function:
+    """Return a global function whose loops keep what a word of `KEPT` says, or all, but what is made of the layers alone.
+
+    words: dimension of loops -> word, if there is one, and the dimension of the batch, which nothing made of layers alone has.
+    """
     names, new, plan = names_of(function), dict[Equation, Equation](), RewrittenStep(function)
     for pair in loop_pairs(function):
-        word = words.get(dim_of(pair.forward).name)
-        if word is not None:
-            found = Rewriter(prices).cut_loop(pair, KeepingRule(RATES[1], keep=word), plan, 1)
+        word, batch = words.get(dim_of(pair.forward).name, ("", None))
+        if batch is not None:
+            found = Cut(_of_layers(region_of(pair.forward), batch), frozenset())
+            if word:
+                by_word = Rewriter(prices).cut_loop(pair, KeepingRule(RATES[1], keep=word), plan, 1)
+                found = Cut(found.again | by_word.again, by_word.kept)
             new[pair.forward], new[pair.backward] = PairRewriter(pair, found, names, is_placed=False).run()
     body = [map_regions(new.get(e, e), lambda inner: with_kept(inner, prices, words)) for e in function.body]
     return live_only(attrs.evolve(function, body=tuple(body)))
+
+
+def _of_layers(region: Function, batch: Dim) -> Set[Equation]:
+    """Return the equations whose results have no batch, and depend on no carry."""
+    known = {a.value for a in region.arguments if a.role != "carried"}
+    found = set()
+    for eqn in region.body:
+        is_plain = not eqn.regions and not has_trait(eqn, "random") and batch not in eqn.results[0].type.dims
+        if is_plain and known.issuperset(eqn.operands):
+            known.update(eqn.results)
+            found.add(eqn)
+    return found
 
 
 # Functions
