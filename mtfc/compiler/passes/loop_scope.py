@@ -13,7 +13,7 @@ from mtfc.compiler.ir.types import Dim, TensorType, scalar
 
 
 @attrs.define
-class Scope:
+class LoopScope:
     """The equations of one iteration of a loop, or of the function around all loops, which has no scope around it.
 
     given: value around -> argument. states: name -> what the loops carry under this name, as it is at this place. starts: name ->
@@ -21,7 +21,7 @@ class Scope:
     """
 
     build: Builder
-    around: Scope | None = None
+    around: LoopScope | None = None
     given: dict[Value, Argument] = attrs.field(factory=dict)
     states: dict[str, Value] = attrs.field(factory=dict)
     starts: dict[str, Value] = attrs.field(factory=dict)
@@ -57,10 +57,10 @@ class Scope:
     def update(self, name: str, value: Value) -> None:
         self.states[name] = self.build.ordered(value, self.states[name].type.dims)
 
-    def loop(self, dim: Dim, first: int | Value, body: Callable[[Scope, Value], None]) -> None:
+    def loop(self, dim: Dim, first: int | Value, body: Callable[[LoopScope, Value], None]) -> None:
         """Append a loop. `body` gets the scope of an iteration and its number: the number of the first one is `first`."""
         build = self.build
-        inner = Scope(Builder(Names(), build.span, build.stage), self)
+        inner = LoopScope(Builder(Names(), build.span, build.stage), self)
         count = Value(inner.build.names.fresh("number"), scalar("i32"))
         start = inner.inside(first) if isinstance(first, Value) else inner.build.constant(first, "i32")
         body(inner, inner.build("add", count, start, name="tick"))

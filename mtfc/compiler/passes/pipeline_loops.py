@@ -47,7 +47,7 @@ from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.rewrite import Substitution, fresh_copy, names_of
 from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, Pipeline, TensorType
 from mtfc.compiler.ir.verifier import Level
-from mtfc.compiler.passes.loop_scope import Scope
+from mtfc.compiler.passes.loop_scope import LoopScope
 from mtfc.compiler.passes.pass_base import Pass
 from mtfc.compiler.passes.pipeline_stages import Rounds, StageBody, StageDims
 from mtfc.compiler.passes.pipeline_ticks import PipelinedLoop
@@ -116,7 +116,7 @@ class LoopPipeliner:
     ) -> dict[Value, Value]:
         wanted = {result for result in eqn.results if read.get(result)}
         loop = self._loop(eqn, pipeline, wanted).without_mixing(build)
-        scope, dims = Scope(build), loop.dims
+        scope, dims = LoopScope(build), loop.dims
         ticks = self.new.get(pipeline.ticks, dims.steps + dims.last)
         scope.loop(ticks, 0, lambda inner, number: (loop.run(inner, number, {}), None)[1])
         return loop.collected(scope)
@@ -239,7 +239,7 @@ class LoopPipeliner:
 
 @attrs.define
 class Between:
-    """What stands between a loop and its backward loop, and around both.
+    """The equations between a loop and its backward loop, and around both.
 
     middle: equations that can be computed for one micro-batch at a time. sums: their results that are sums over micro-batches.
     entered: results of the loop that the middle reads. before, late: the items before the loops, and those after them.
@@ -360,7 +360,7 @@ class RoundTrip:
 
     def equations(self, build: Builder, new: Substitution) -> dict[Value, Value]:
         """Append the loops, and return the results that are read afterwards."""
-        scope = Scope(build)
+        scope = LoopScope(build)
         ends = []
         for end in (self.forward, self.backward):
             build.span, build.stage = end.eqn.span, end.eqn.stage
@@ -385,7 +385,7 @@ class _Trip:
         dims = self.forward.dims
         return (dims.rounds.chunks.size if dims.rounds else 1) * dims.stages.size - 1
 
-    def run(self, scope: Scope) -> None:
+    def run(self, scope: LoopScope) -> None:
         dims, rounds, delay = self.forward.dims, self.forward.dims.rounds, self.delay
         dim = self.forward.new.get
         back, scope.build.stage = scope.build.stage, self.forward.eqn.stage
@@ -403,7 +403,7 @@ class _Trip:
             if more:
                 others = dim(f"{self.trip.ticks}.others", delay + 1 - both.size)
 
-                def one_round(inner: Scope, number: Value) -> None:
+                def one_round(inner: LoopScope, number: Value) -> None:
                     b = inner.build
                     start = b("sub", number, b.constant(delay, "i32"))
                     start = b("mul", start, b.constant(delay + 1, "i32"))
@@ -415,18 +415,18 @@ class _Trip:
         scope.loop(both, end - both.size, self._both)
         scope.loop(dim(f"{self.trip.ticks}.backward", delay), end, self._backward)
 
-    def _forward(self, scope: Scope, number: Value) -> None:
+    def _forward(self, scope: LoopScope, number: Value) -> None:
         self.forward.run(scope, number, {})
 
-    def _both(self, scope: Scope, number: Value) -> None:
+    def _both(self, scope: LoopScope, number: Value) -> None:
         leaving = self.forward.run(scope, number, {})
         self._backward(scope, number, self._middle(scope, number, leaving))
 
-    def _without_middle(self, scope: Scope, number: Value) -> None:
+    def _without_middle(self, scope: LoopScope, number: Value) -> None:
         self.forward.run(scope, number, {})
         self._backward(scope, number)
 
-    def _backward(self, scope: Scope, number: Value, handed: Mapping[Value, Value] | None = None) -> None:
+    def _backward(self, scope: LoopScope, number: Value, handed: Mapping[Value, Value] | None = None) -> None:
         build = scope.build
         step = build("sub", number, build.constant(self.delay, "i32"))
         given = (
@@ -445,7 +445,7 @@ class _Trip:
     def _one(self, type: TensorType) -> TensorType:
         return TensorType(type.dtype, self.forward.dims.one(type.dims))
 
-    def _middle(self, scope: Scope, number: Value, leaving: Mapping[Value, Value]) -> dict[Value, Value]:
+    def _middle(self, scope: LoopScope, number: Value, leaving: Mapping[Value, Value]) -> dict[Value, Value]:
         """Append what stands between the loops for the micro-batch that leaves, and return what enters the backward loop."""
         build, dims = scope.build, self.forward.dims
         micro = dims.tick(scope, number, self.forward.reverse).leaving
@@ -509,7 +509,7 @@ class _Trip:
         dim, part = self.trip.spread[:: -1 if back else 1]
         return build("rename", x, mapping=((dim, part),)) if dim in x.type.dims else x
 
-    def _keep(self, scope: Scope, value: Value, found: Value, micro: Value) -> None:
+    def _keep(self, scope: LoopScope, value: Value, found: Value, micro: Value) -> None:
         """Add up what is a sum over micro-batches, and keep everything else for each of them."""
         build, dims, name = scope.build, self.forward.dims, f"{value.name}.middle"
         if value in self.trip.sums:
@@ -519,7 +519,7 @@ class _Trip:
             held = scope.state(name, TensorType(found.type.dtype, (dims.micro, *found.type.dims)))
             scope.update(name, build("set_at", held, found, micro, dim=dims.micro))
 
-    def of_middle(self, scope: Scope) -> dict[Value, Value]:
+    def of_middle(self, scope: LoopScope) -> dict[Value, Value]:
         build, found = scope.build, dict[Value, Value]()
         for value in self.trip.wanted:
             held = self._as_shared(build, scope.states[f"{value.name}.middle"], back=True)

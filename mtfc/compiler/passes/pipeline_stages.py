@@ -28,7 +28,7 @@ from mtfc.compiler.ir.micro_batch_rule import LISTS_OF_DIMS, cut_attributes, sum
 from mtfc.compiler.ir.opdef import BY_NAME
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.types import Dim, scalar
-from mtfc.compiler.passes.loop_scope import Scope
+from mtfc.compiler.passes.loop_scope import LoopScope
 from mtfc.compiler.passes.spatial.position_blocks import NewDims
 
 
@@ -114,7 +114,7 @@ class StageDims:
         place = build("range", dim=self.stages)
         return build("sub", build.constant(self.stages.size - 1, "i32"), place) if reverse else place
 
-    def tick(self, scope: Scope, number: Value, reverse: bool) -> Tick:
+    def tick(self, scope: LoopScope, number: Value, reverse: bool) -> Tick:
         b, order = scope.build, self.order(scope.build, reverse)
         zero = b.constant(0, "i32")
         step = b("sub", number, order, name="step")
@@ -125,7 +125,7 @@ class StageDims:
         tick = Tick(number, step, step, active, first, last, number, leaving)
         return tick if self.rounds is None else self._in_rounds(scope, tick, self.rounds, reverse)
 
-    def _in_rounds(self, scope: Scope, tick: Tick, rounds: Rounds, reverse: bool) -> Tick:
+    def _in_rounds(self, scope: LoopScope, tick: Tick, rounds: Rounds, reverse: bool) -> Tick:
         """Return a tick of an interleaved pipeline. An idle stage takes what enters: it is next to one that may not be idle."""
         b, top, zero = scope.build, scope.top, scope.build.constant(0, "i32")
         turns = scope.of_top(rounds.in_steps(top, top("range", dim=rounds.chunks)))
@@ -253,7 +253,7 @@ class Slots:
     table: Callable[[Builder], Value] | None = None
     again: Callable[[Builder], Value] | None = None
 
-    def first(self, scope: Scope, tick: Tick, is_again: bool = False) -> Value:
+    def first(self, scope: LoopScope, tick: Tick, is_again: bool = False) -> Value:
         """Return the place of the first layer of each stage in a tick, and less than -inner for an idle stage."""
         build, slot = scope.build, tick.step
         table = self.again if is_again and self.again else self.table
@@ -266,7 +266,7 @@ class Slots:
 
 @attrs.frozen
 class Held:
-    """What a stage keeps of its layers: a value that its loop over layers changes at the place of a layer.
+    """A value that a stage keeps of its layers: its loop over layers changes it at the place of a layer.
 
     first: the place of the first layer of each stage, for what it keeps of a micro-batch. A sum of all micro-batches has none.
     """

@@ -1,4 +1,4 @@
-"""What a loop over layers computes in one tick of a pipeline, and what it carries to the next one."""
+"""A loop over layers in one tick of a pipeline: what it computes, and what it carries to the next tick."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mtfc.compiler.ir.micro_batch_rule import before_loop
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.rewrite import Substitution
 from mtfc.compiler.ir.types import Dim, TensorType
-from mtfc.compiler.passes.loop_scope import Scope
+from mtfc.compiler.passes.loop_scope import LoopScope
 from mtfc.compiler.passes.pipeline_stages import (
     Held,
     Slots,
@@ -82,7 +82,11 @@ class PipelinedLoop:
     # One tick
 
     def run(
-        self, scope: Scope, number: Value, handed: Mapping[Value, Value], made: PipelinedLoop | None = None
+        self,
+        scope: LoopScope,
+        number: Value,
+        handed: Mapping[Value, Value],
+        made: PipelinedLoop | None = None,
     ) -> dict[Value, Value]:
         """Append one tick, and return what leaves the last stage: result -> value of one micro-batch, if it has the batch.
 
@@ -120,7 +124,7 @@ class PipelinedLoop:
     def _state(self, name: str) -> str:
         return f"{name}.{self.name}" if self.name else name
 
-    def _kept(self, scope: Scope, tick: Tick, region: Function) -> dict[str, Held]:
+    def _kept(self, scope: LoopScope, tick: Tick, region: Function) -> dict[str, Held]:
         """Return where the loop keeps what it yields: sums of all micro-batches, and what has the batch."""
         dims, found = self.dims, dict[str, Held]()
         for result, output in zip(self.eqn.results, region.outputs, strict=True):
@@ -140,7 +144,7 @@ class PipelinedLoop:
 
     def _given(
         self,
-        scope: Scope,
+        scope: LoopScope,
         tick: Tick,
         operand: Value,
         argument: Argument,
@@ -171,7 +175,7 @@ class PipelinedLoop:
         return region_of(self.eqn).outputs[self.eqn.results.index(result)]
 
     def _entering(
-        self, scope: Scope, tick: Tick, operand: Value, argument: Argument, handed: Mapping[Value, Value]
+        self, scope: LoopScope, tick: Tick, operand: Value, argument: Argument, handed: Mapping[Value, Value]
     ) -> Value:
         """Return a carry at the start of a tick: the first stage takes the next micro-batch, others what they are handed."""
         build, dims, type = scope.build, self.dims, argument.value.type
@@ -197,7 +201,7 @@ class PipelinedLoop:
         return build("where", tick.first, with_stages(build, fed, dims.stages), handed_on)
 
     def _last_carry(
-        self, scope: Scope, tick: Tick, result: Value, value: Value, carry: Argument
+        self, scope: LoopScope, tick: Tick, result: Value, value: Value, carry: Argument
     ) -> Value | None:
         """Hand a carry on, and collect what leaves the last stage. The other stages hand zeros to the sum over stages."""
         build, dims, type = scope.build, self.dims, carry.value.type
@@ -217,7 +221,7 @@ class PipelinedLoop:
             return build("any", build("and", value, tick.last), over=(dims.stages,))
         return build("sum", build("mask", tick.last, value), over=(dims.stages,))
 
-    def _collect(self, scope: Scope, tick: Tick, name: str, value: Value, carry: Argument) -> None:
+    def _collect(self, scope: LoopScope, tick: Tick, name: str, value: Value, carry: Argument) -> None:
         """Keep what leaves the last stage. Each stage has room for it, so that nothing is sent before all ticks are over."""
         build, dims, type = scope.build, self.dims, value.type
         left = build("ge", tick.leaving, build.constant(0, "i32"))
@@ -235,7 +239,7 @@ class PipelinedLoop:
                 name, build("where", build("and", tick.last, is_first), value, scope.state(name, type))
             )
 
-    def _same(self, scope: Scope, tick: Tick, output: Output, value: Value) -> None:
+    def _same(self, scope: LoopScope, tick: Tick, output: Output, value: Value) -> None:
         """Keep what the first micro-batch yields, as all yield the same."""
         build, dims, type = scope.build, self.dims, value.type
         name = self._state(output.name)
@@ -250,7 +254,7 @@ class PipelinedLoop:
 
     # After all ticks
 
-    def collected(self, scope: Scope) -> dict[Value, Value]:
+    def collected(self, scope: LoopScope) -> dict[Value, Value]:
         """Return the results of the whole loop that are read: those that are sums of 16-bit terms are still f32."""
         region, found = region_of(self.eqn), dict[Value, Value]()
         updated = {argument.value.name: argument for argument in carried(region)}
@@ -263,7 +267,7 @@ class PipelinedLoop:
                 found[result] = scope.build.ordered(value, result.type.dims)
         return found
 
-    def _carry_at_end(self, scope: Scope, result: Value, carry: Argument) -> Value:
+    def _carry_at_end(self, scope: LoopScope, result: Value, carry: Argument) -> Value:
         build, dims, name = scope.build, self.dims, self._state(carry.value.name)
         if is_accumulated(region_of(self.eqn), carry, self.sums):
             terms = build("sum", scope.states[name], over=(dims.stages,))
@@ -273,7 +277,7 @@ class PipelinedLoop:
         held = build(op, scope.states[f"{name}.last"], over=(dims.stages,))
         return dims.joined(build, held, result.type.dims) if dims.batch in result.type.dims else held
 
-    def _stack(self, scope: Scope, result: Value, output: Output) -> Value:
+    def _stack(self, scope: LoopScope, result: Value, output: Output) -> Value:
         build, dims, rounds = scope.build, self.dims, self.dims.rounds
         held, inside = scope.states[self._state(output.name)], output.value.type.dims
         if dims.batch in inside:
