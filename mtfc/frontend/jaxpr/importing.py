@@ -10,11 +10,24 @@ from typing import Any
 import attrs
 
 from mtfc.compiler.activity import doing
+from mtfc.compiler.cost.sizes import Numbers, bytes_of, whole
 from mtfc.compiler.diagnostics import Diagnostic, Label, Span
 from mtfc.compiler.ir.builder import Builder, Names
-from mtfc.compiler.ir.core import Argument, Function, Initializer, Output, Parameter, Program, Role, Value
+from mtfc.compiler.ir.core import (
+    Argument,
+    Equation,
+    Function,
+    Initializer,
+    Output,
+    Parameter,
+    Program,
+    Role,
+    Value,
+)
+from mtfc.compiler.ir.loops import dim_of
+from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.calls import FUNCTION
-from mtfc.compiler.ir.types import ITEM_BYTES, Dim, TensorType
+from mtfc.compiler.ir.types import ITEM_BYTES, Dim, Mesh, TensorType
 from mtfc.compiler.ir.verifier import verify
 from mtfc.compiler.search.repeated_layers import RepeatedLayers
 from mtfc.frontend.jaxpr.copies import merge_copies, merge_linked_copies
@@ -29,7 +42,6 @@ from mtfc.frontend.jaxpr.rules.calls import OTHER
 from mtfc.frontend.jaxpr.tracing import traced
 from mtfc.frontend.jaxpr.training_step import training_functions, update_results
 from mtfc.frontend.jaxpr.user_lines import definition
-from mtfc.frontend.jaxpr.work import Work, work_of
 
 
 @attrs.frozen
@@ -386,3 +398,35 @@ def identifier(text: str) -> str:
     """Return text as a name of the program."""
     found = ascii_name(text)
     return found if found and not found[0].isdigit() else f"a{found}"
+
+
+ALONE = Numbers(Mesh("one", ()))
+
+
+@attrs.frozen
+class Work:
+    """FLOPs, and bytes that are read and written; or shares of both."""
+
+    flops: float = 0.0
+    bytes: float = 0.0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(self.flops + other.flops, self.bytes + other.bytes)
+
+    def __truediv__(self, other: Work) -> Work:
+        """Return shares; those of nothing are zero."""
+        return Work(self.flops / (other.flops or 1.0), self.bytes / (other.bytes or 1.0))
+
+    def __str__(self) -> str:
+        return f"{100 * self.flops:.1f} % of all FLOPs, and {100 * self.bytes:.1f} % of all bytes that are read and written"
+
+
+def work_of(body: tuple[Equation, ...], times: int = 1) -> Iterator[tuple[Equation, Work]]:
+    """Yield equations with their work, those of loops with that of all iterations."""
+    for eqn in body:
+        for region in eqn.regions:
+            yield from work_of(region.body, times * dim_of(eqn).size)
+        if not eqn.regions:
+            flops = OPS[eqn.op].flops(eqn, ALONE)
+            moved = sum(whole(bytes_of(value.type, ALONE)) for value in (*eqn.operands, *eqn.results))
+            yield eqn, Work(times * flops, times * moved)

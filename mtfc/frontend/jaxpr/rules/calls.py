@@ -1,9 +1,9 @@
 """All other primitives: a call of the primitive itself, which JAX evaluates.
 
 Elementwise primitives and those that work along one axis are mapped along the other axes, so layouts may split these. They may
-also split the axes of gathers and scatters that indices do not point into (`gathers.py`), and the batches of any primitive
-(`batches.py`). Without these a primitive is opaque: it gets whole operands on every processor. So no primitive is unknown, and
-importing never fails for one.
+also split the axes of gathers and scatters that indices do not point into (`indexing.py`), and the batches of any primitive:
+leading axes along which it does the same for each element. Without these a primitive is opaque: it gets whole operands on every
+processor. So no primitive is unknown, and importing never fails for one.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from mtfc.frontend.jaxpr.equations import bound
 from mtfc.frontend.jaxpr.factors import axis
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Number, Operand, Var
 from mtfc.frontend.jaxpr.linking import Linker, PrimitiveRule
-from mtfc.frontend.jaxpr.rules import elementwise, gathers
-from mtfc.frontend.jaxpr.rules.batches import batch_axes
+from mtfc.frontend.jaxpr.rules import elementwise, indexing
 
 ELEMENTWISE = frozenset({
     "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "bessel_i0e",
@@ -143,8 +142,8 @@ def link(linker: Linker, step: AppliedPrimitive) -> None:
         elementwise.link(linker, step)
     elif own := _along(step):
         _link_along(linker, step, own)
-    elif shared := gathers.shared_axes(step):
-        gathers.link(linker, step, shared)
+    elif shared := indexing.shared_axes(step):
+        indexing.link_call(linker, step, shared)
     else:
         batch = step.operands[0].axes[: batch_axes(step)] if step.operands else ()
         for i, operand in enumerate(step.operands):
@@ -175,8 +174,8 @@ def emit(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
         return _emit_elementwise(emitter, step)
     if own := _along(step):
         return _emit_along(emitter, step, own)
-    if shared := gathers.shared_axes(step):
-        values, mapped, rest, on_shards = gathers.operands(emitter, step, shared)
+    if shared := indexing.shared_axes(step):
+        values, mapped, rest, on_shards = indexing.call_operands(emitter, step, shared)
         return add_call(emitter, step, on_shards, values, mapped, [rest])
     number = batch_axes(step)
     operands = elementwise.operands(emitter, step)
@@ -350,3 +349,56 @@ def _name(
 
 
 OTHER = PrimitiveRule(link, emit)
+
+
+def batch_axes(step: AppliedPrimitive) -> int:
+    """Return the number of leading axes of all operands and results that are batches."""
+    from jax.extend.core import Primitive
+
+    if step.bodies or not isinstance(step.bind, Primitive):
+        return 0
+    shapes, number = [_struct(x).shape for x in (*step.operands, *step.results)], 0
+    for sizes in zip(*shapes, strict=False):
+        if len({*sizes}) > 1 or not _is_mapped(step, number):
+            break
+        number += 1
+    return number
+
+
+def _is_mapped(step: AppliedPrimitive, number: int) -> bool:
+    """Return True if the primitive, on arrays without so many axes, is what `jax.vmap` makes of it without one axis more."""
+    import jax
+
+    def structs(first: int) -> list[Any]:
+        struct: Any = jax.ShapeDtypeStruct
+        return [struct(x.shape[first:], x.dtype) for x in map(_struct, step.operands)]
+
+    def function(*operands: Any) -> Sequence[Any]:
+        return bound(step.bind, operands, step.params)
+
+    try:
+        jax.eval_shape(function, *structs(number + 1))
+        eqn = _only_equation(jax.make_jaxpr(jax.vmap(function))(*structs(number)).jaxpr)
+        return eqn is not None and eqn.primitive is step.bind and dict(eqn.params) == dict(step.params)
+    except Exception:  # a primitive without a batching rule, or one that asks for more axes
+        return False
+
+
+def _struct(operand: Operand) -> Any:
+    """Return the shape and the dtype that JAX gives an array: random keys have no axis for their data."""
+    import jax
+
+    struct: Any = jax.ShapeDtypeStruct
+    if operand.key is not None:
+        return struct(operand.shape[:-1], jax.random.key(0, impl=operand.key).dtype)
+    return struct(operand.shape, ARRAY_DTYPES[operand.dtype])
+
+
+def _only_equation(jaxpr: Any) -> Any | None:
+    """Return the equation of a jaxpr that applies one primitive to its arguments and returns the results; None for others."""
+    if len(jaxpr.eqns) != 1:
+        return None
+    (eqn,) = jaxpr.eqns
+    if eqn.invars != jaxpr.invars or eqn.outvars != jaxpr.outvars:
+        return None
+    return _only_equation(eqn.params["jaxpr"].jaxpr) if eqn.primitive.name in ("jit", "pjit") else eqn

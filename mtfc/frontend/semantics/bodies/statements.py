@@ -25,16 +25,15 @@ from mtfc.compiler.ir.core import Argument, Equation, Function, Initializer, Out
 from mtfc.compiler.ir.loops import LOOP, WHILE, result_type, stacked_type
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
 from mtfc.compiler.records import frozen
-from mtfc.frontend.semantics.bodies import model_state
+from mtfc.frontend.semantics.bodies import parameters_and_states as declared
 from mtfc.frontend.semantics.bodies.expressions import CallRule, Expressions, Operand, Result
 from mtfc.frontend.semantics.bodies.function_builder import FunctionBuilder, LoopBuilder
-from mtfc.frontend.semantics.bodies.initializers import initializer
-from mtfc.frontend.semantics.bodies.shared_parameters import shared_parameter
+from mtfc.frontend.semantics.bodies.parameters_and_states import initializer, shared_parameter
 from mtfc.frontend.semantics.names.dims_and_meshes import valid_size
 from mtfc.frontend.semantics.names.scope import Scope, count
 from mtfc.frontend.semantics.names.unused_values import NOTHING, Unused
 from mtfc.frontend.syntax import ast
-from mtfc.frontend.syntax.bound_names import bound, bound_inside, variables, yielded
+from mtfc.frontend.syntax.ast import bound, bound_inside, variables, yielded
 
 
 @frozen
@@ -77,7 +76,7 @@ class ElaboratedBody(ABC):
         self.expressions = Expressions(scope, builder, self.later, call, prefix, stack, shared)
         self.places: dict[str, Span] = {}
         self.dim_places: dict[str, Span] = {}
-        self.states: dict[str, model_state.DeclaredState | None] = {}
+        self.states: dict[str, declared.DeclaredState | None] = {}
         self.watches: dict[str, Span] = {}
         self.loops: list[Loop] = []
         self.is_dropping = False
@@ -159,7 +158,7 @@ class ElaboratedBody(ABC):
             results = (None,) * len(names)
         for target, result in zip(node.targets, results, strict=True):
             if target.text in self.states:
-                model_state.report_assigned(target, self.states[target.text], self.expressions)
+                declared.report_assigned(target, self.states[target.text], self.expressions)
                 continue
             self.places.setdefault(target.text, target.span)
             self.expressions.places[target.text] = target.span
@@ -194,20 +193,20 @@ class ElaboratedBody(ABC):
         return True
 
     def state(self, node: ast.State) -> None:
-        is_typed = model_state.typed(node, self.expressions)
+        is_typed = declared.typed(node, self.expressions)
         type = self.scope.type(node.type) if is_typed and node.type is not None else None
         init = None
         if type is not None and self._may_be_stacked(node, type):
-            init = model_state.initial_value(node, type, self.expressions)
+            init = declared.initial_value(node, type, self.expressions)
         if not self.bind(node.name, None):
             return
         self.states[node.name.text] = None
         if type is not None and init is not None and self._declare(node, type, init):
             name, block = self.expressions.prefix + node.name.text, self.builder.block
-            self.states[node.name.text] = model_state.DeclaredState(name, type, node.name.span, block)
+            self.states[node.name.text] = declared.DeclaredState(name, type, node.name.span, block)
 
     def update(self, node: ast.StateUpdate) -> None:
-        model_state.update(node, self.states, self.expressions)
+        declared.update(node, self.states, self.expressions)
 
     def _parameter_type(self, node: ast.Param) -> TensorType | None:
         type = self.scope.type(node.type)

@@ -15,7 +15,7 @@ from mtfc.compiler.ir.types import TensorType
 from mtfc.compiler.records import frozen
 from mtfc.frontend.semantics.bodies.expressions import Expressions, Operand, Result, Results, Variables
 from mtfc.frontend.semantics.bodies.function_builder import LARGEST
-from mtfc.frontend.semantics.bodies.shared_parameters import may_share
+from mtfc.frontend.semantics.bodies.parameters_and_states import may_share
 from mtfc.frontend.semantics.bodies.statements import BodyKind, ElaboratedBody
 from mtfc.frontend.semantics.calls import argument_kinds as kinds
 from mtfc.frontend.semantics.calls.signatures import (

@@ -18,7 +18,7 @@ from mtfc.compiler.diagnostics import Diagnostic, Label, Span
 from mtfc.compiler.records import frozen
 from mtfc.frontend.semantics.names.unused_values import value_names
 from mtfc.frontend.syntax import ast
-from mtfc.frontend.syntax.bound_names import bound
+from mtfc.frontend.syntax.ast import bound
 
 CODE = "W607"
 

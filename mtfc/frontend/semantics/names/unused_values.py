@@ -16,8 +16,7 @@ import attrs
 from mtfc.compiler.diagnostics import Diagnostic, Label, Span
 from mtfc.compiler.records import define, frozen
 from mtfc.frontend.syntax import ast
-from mtfc.frontend.syntax.ast import children
-from mtfc.frontend.syntax.bound_names import bound_inside
+from mtfc.frontend.syntax.ast import bound_inside, children
 
 CODE = "W603"
 SILENT = "_"

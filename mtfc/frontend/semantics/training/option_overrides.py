@@ -13,7 +13,7 @@ import attrs
 
 from mtfc.compiler.diagnostics import Diagnostic, Diagnostics, Label, Span, nearest
 from mtfc.frontend.semantics.names.modules import declarations_of
-from mtfc.frontend.semantics.training import precision
+from mtfc.frontend.semantics.training import train_blocks
 from mtfc.frontend.semantics.training.parameter_groups import IN_THE_FILE, optimizers_of
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.ast import OPTION
@@ -23,7 +23,7 @@ from mtfc.frontend.syntax.tree_builder import SETTINGS
 SECTIONS = ("optimizer", "precision")
 """Entries with parts that can be replaced: `optimizer.learning_rate`, `precision.compute`."""
 
-KEYS = (*SETTINGS, "optimizer.learning_rate", *(f"precision.{key}" for key in precision.KEYS))
+KEYS = (*SETTINGS, "optimizer.learning_rate", *(f"precision.{key}" for key in train_blocks.PRECISION_KEYS))
 """The known keys, to suggest for a misspelt key."""
 
 LISTED = f"the keys are {', '.join((*SETTINGS, 'optimizer.HYPERPARAMETER', *KEYS[len(SETTINGS) + 1 :]))}"

@@ -1,4 +1,4 @@
-"""Elaborate `train` blocks: the loss, the updates of parameters, and the other entries."""
+"""Elaborate `train` blocks: the loss, the updates of parameters, the precision, the reports and the other entries."""
 
 from __future__ import annotations
 
@@ -6,24 +6,30 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import attrs
 
-from mtfc.compiler.diagnostics import Span
-from mtfc.compiler.ir.core import Training, Update
-from mtfc.compiler.ir.types import TensorType
+from mtfc.compiler.diagnostics import Label, Span
+from mtfc.compiler.ir.core import Function, LossScale, Training, Update
+from mtfc.compiler.ir.training import BUILT_IN, LEARNING_RATE, LOSS_SCALE
+from mtfc.compiler.ir.types import FLOATS, WRITTEN_BYTES, TensorType
+from mtfc.compiler.records import frozen
 from mtfc.frontend.semantics.models import Model
 from mtfc.frontend.semantics.names.constants import number
 from mtfc.frontend.semantics.names.scope import Scope
-from mtfc.frontend.semantics.training.loss import loss_to_minimize
-from mtfc.frontend.semantics.training.optimizers import Optimizer, find_optimizer
+from mtfc.frontend.semantics.training.loss import loss_to_minimize, report_not_returned
+from mtfc.frontend.semantics.training.optimizers import (
+    Optimizer,
+    declaration_of,
+    find_optimizer,
+    given_hypers,
+)
 from mtfc.frontend.semantics.training.parameter_groups import (
     IN_THE_FILE,
+    MOST_LABELS,
     ParameterGroups,
     groups_of,
     optimizers_of,
 )
-from mtfc.frontend.semantics.training.precision import elaborate_precision
 from mtfc.frontend.semantics.training.rounded_updates import warn_of_rounding
-from mtfc.frontend.semantics.training.step_reports import step_reports
-from mtfc.frontend.semantics.training.update_functions import elaborate_updates
+from mtfc.frontend.semantics.training.update_functions import elaborate_hyperparameter, elaborate_updates
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.ast import is_override
 
@@ -169,3 +175,201 @@ def _setting(key: str, node: ast.Expr | None, scope: Scope) -> float | None:
         return value
     scope.error("E410", f"{expected}, found {value}", node.span)
     return None
+
+
+# `precision = { ... }`: dtypes, and the scale of the loss
+
+
+DTYPES = ("params", "compute", "reduce")
+PRECISION_KEYS = (*DTYPES, LOSS_SCALE)
+DYNAMIC = "dynamic"
+
+FIRST_SCALE = 2.0**15
+"""The first scale of a dynamic loss scale. The next power of 2 is infinite in f16."""
+
+
+@frozen
+class TrainPrecision:
+    """The precision of a training. reduce: the dtype of sums of gradients, None for the dtype of the computation."""
+
+    params: str = "f32"
+    compute: str = "f32"
+    reduce: str | None = None
+    loss_scale: LossScale | None = None
+
+    @property
+    def dtypes(self) -> tuple[str, str]:
+        return self.params, self.compute
+
+
+def elaborate_precision(node: ast.Precision, scope: Scope) -> TrainPrecision:
+    """Return the precision; dtypes are f32 by default. Entries with an error count as left out."""
+    rules = _by_key(node, scope)
+    given = {key: _dtype(rules[key].value, scope) for key in DTYPES if key in rules}
+    found = TrainPrecision(given.get("params") or "f32", given.get("compute") or "f32")
+    if reduce := given.get("reduce"):
+        found = attrs.evolve(found, reduce=_reduced(reduce, found, rules["reduce"], scope))
+    if LOSS_SCALE in rules:
+        found = attrs.evolve(found, loss_scale=_loss_scale(rules[LOSS_SCALE].value, found, scope))
+    return found
+
+
+def _by_key(node: ast.Precision, scope: Scope) -> dict[str, ast.PrecisionRule]:
+    rules: dict[str, ast.PrecisionRule] = {}
+    places: dict[str, Span] = {}
+    for rule in node.rules:
+        key = rule.use.text
+        if key not in PRECISION_KEYS:
+            scope.unknown("E410", f"`precision` has no entry `{key}`", rule.use, PRECISION_KEYS)
+        elif scope.is_first(rule.use, places, "E410", f"`{key}` is given twice", "first given here"):
+            rules[key] = rule
+    return rules
+
+
+def _dtype(node: ast.Expr, scope: Scope) -> str | None:
+    if not isinstance(node, ast.Name):
+        scope.error("E410", "expected a dtype such as `bf16`", node.span)
+        return None
+    dtype = scope.dtype(node)
+    if dtype is None or dtype in FLOATS:
+        return dtype
+    scope.error("E410", f"expected a floating-point dtype, found {dtype}", node.span)
+    return None
+
+
+def _reduced(dtype: str, precision: TrainPrecision, rule: ast.PrecisionRule, scope: Scope) -> str | None:
+    """Return the dtype if it is wider than the computation's; None stands for the computation's own."""
+    params, compute = precision.dtypes
+    if dtype not in (params, compute):
+        message = (
+            f"gradients are computed in {compute} and stored in {params}, and cannot be summed in {dtype}"
+        )
+        help = f"write `reduce: {params}`" if params != compute else None
+        scope.error("E410", message, rule.value.span, help=help)
+        return None
+    return dtype if WRITTEN_BYTES[dtype] > WRITTEN_BYTES[compute] else None
+
+
+def _loss_scale(node: ast.Expr, precision: TrainPrecision, scope: Scope) -> LossScale | None:
+    if WRITTEN_BYTES[precision.params] < WRITTEN_BYTES["f32"]:
+        message = f"the unscaled gradients would underflow in {precision.params} again"
+        scope.error("E410", message, node.span, help="store parameters as `params: f32`")
+        return None
+    if isinstance(node, ast.Name) and node.text == DYNAMIC:
+        return LossScale(FIRST_SCALE, is_dynamic=True)
+    value = f"`{node.text}`" if isinstance(node, ast.Name) else number(node, scope)
+    if isinstance(value, int | float) and value > 0:
+        return LossScale(float(value))
+    if value is not None:
+        scope.error("E410", f"expected a number above 0 or `{DYNAMIC}`, found {value}", node.span)
+    return None
+
+
+# `report`: outputs of the model, and the built-in reports of `ir/training.py`
+
+
+MOST_LISTED = 20
+"""Names that the help of an error lists."""
+
+
+@frozen
+class TrainReports:
+    """The outputs to report besides the loss, in order, and the function of the learning rate if the rate is reported."""
+
+    names: tuple[str, ...] = ()
+    learning_rate: Function | None = None
+
+
+def step_reports(
+    model: Model,
+    decl: ast.TrainDecl,
+    optimizers: Sequence[Optimizer | None],
+    is_scaled: bool,
+    scope: Scope,
+) -> TrainReports:
+    """Return the reports that are right, and report errors for the others.
+
+    The learning rate is that of `optimizers`, where None stands for an optimizer with an error. is_scaled: there is a loss scale
+    to report.
+    """
+    built_in = [name for name in BUILT_IN if is_scaled or name != LOSS_SCALE]
+    outputs = [output.name for output in model.program.function("forward").handed_out]
+    found: dict[str, ast.Name] = {}
+    places: dict[str, Span] = {}
+    for name in decl.report or ():
+        message = f"`{name.text}` is reported twice"
+        is_first = scope.is_first(name, places, "E410", message, "first named here")
+        if is_first and (name.text in outputs or _is_built_in(name, model, outputs, built_in, scope)):
+            found[name.text] = name
+    rate = None
+    if LEARNING_RATE in found and LEARNING_RATE not in outputs:
+        rate = _learning_rate(found[LEARNING_RATE], optimizers, scope)
+        found = found if rate else {text: name for text, name in found.items() if text != LEARNING_RATE}
+    minimized = decl.minimize.text if decl.minimize else None
+    return TrainReports(tuple(text for text in found if text != minimized), rate)
+
+
+def _is_built_in(
+    name: ast.Name, model: Model, outputs: Sequence[str], built_in: Sequence[str], scope: Scope
+) -> bool:
+    """True for a report that the step can make; report an error for an unknown name."""
+    if name.text not in built_in:
+        _unknown(name, model, (*outputs, *built_in), scope)
+    return name.text in built_in
+
+
+def _unknown(name: ast.Name, model: Model, known: Sequence[str], scope: Scope) -> None:
+    if not model.complete or name.text in scope.doubtful:
+        return
+    if name.text in model.places:
+        outputs = [output.name for output in model.program.function("forward").outputs]
+        report_not_returned(name, model, outputs, scope)
+        return
+    near = scope.reports.nearest(name.text, known)
+    meant = f"did you mean `{near}`? " if near else ""
+    more = f" and {len(known) - MOST_LISTED} more" if len(known) > MOST_LISTED else ""
+    help = f"{meant}a step can report {', '.join(f'`{each}`' for each in known[:MOST_LISTED])}{more}"
+    scope.error("E401", f"model `{model.program.name}` returns no `{name.text}`", name.span, help=help)
+
+
+def _learning_rate(name: ast.Name, optimizers: Sequence[Optimizer | None], scope: Scope) -> Function | None:
+    """Return the function of the learning rate that all optimizers share; None, and an error, if there is none."""
+    right = [each for each in optimizers if each is not None]
+    if len(right) < len(optimizers) or not all(_has_rate(name, each, scope) for each in right):
+        return None
+    given = [_given_rate(each, scope) for each in right]
+    if None in given:
+        return None
+    if all(rate == given[0] for rate in given) and given:
+        return elaborate_hyperparameter(right[0], LEARNING_RATE, scope)
+    if given:
+        message = f"the optimizers of this block have different learning rates: `{LEARNING_RATE}` could be any of them"
+        labels = [Label(each.call.span, "one of them is called here") for each in right[:MOST_LABELS]]
+        help = "give `optimizer = ...` some parameters, whose learning rate is then reported, or leave it out"
+        scope.error("E410", message, name.span, labels, help)
+    return None
+
+
+def _given_rate(optimizer: Optimizer, scope: Scope) -> tuple[Scope | None, ast.Argument] | None:
+    """Return the expression of the learning rate, and the file with the optimizer if the expression is a default."""
+    decl = declaration_of(optimizer, LEARNING_RATE)
+    given = given_hypers(optimizer, decl, scope)
+    if given is None:
+        return None
+    if LEARNING_RATE in given:
+        return None, given[LEARNING_RATE]
+    default = next(each.default for each in decl.hypers if each.name.text == LEARNING_RATE)
+    assert default is not None, "hyperparameters without a default are given"
+    return optimizer.scope, default
+
+
+def _has_rate(name: ast.Name, optimizer: Optimizer, scope: Scope) -> bool:
+    """True if the optimizer has a learning rate; report an error otherwise."""
+    hypers = dict.fromkeys(hyper.name.text for decl in optimizer.decls for hyper in decl.hypers)
+    if LEARNING_RATE in hypers:
+        return True
+    message = f"optimizer `{optimizer.name}` has no hyperparameter `{LEARNING_RATE}` to report"
+    label = Label(optimizer.call.span, "it is called here")
+    listed = ", ".join(f"`{hyper}`" for hyper in hypers)
+    scope.error("E410", message, name.span, [label], f"it has {listed}" if hypers else None)
+    return False

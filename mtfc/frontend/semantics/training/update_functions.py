@@ -31,8 +31,7 @@ from mtfc.frontend.semantics.training.optimizers import (
     report_no_case,
 )
 from mtfc.frontend.syntax import ast
-from mtfc.frontend.syntax.ast import walk
-from mtfc.frontend.syntax.bound_names import bound, variables
+from mtfc.frontend.syntax.ast import bound, variables, walk
 
 
 def elaborate_updates(
