@@ -40,9 +40,7 @@ MOST_DEVICES = 2**31
 
 def declare_nested(decl: ast.HardwareDecl, scope: Scope) -> Hardware | None:
     """Return a machine with one kind of device and nested links; None if it has an error."""
-    found = entries_of(
-        decl.figures, {"device": _device}, ("device",), f"hardware `{decl.name.text}`", decl, scope
-    )
+    found = entries_of(decl.figures, NESTED, ("device",), f"hardware `{decl.name.text}`", decl, scope)
     places: dict[str, Span] = {}
     named = [link for link in decl.links if scope.declare("link", link.name, places)]
     links = [_link(link, is_last=link is decl.links[-1], scope=scope) for link in named]
@@ -50,16 +48,6 @@ def declare_nested(decl: ast.HardwareDecl, scope: Scope) -> Hardware | None:
     if found is None or len(made) < len(decl.links):
         return None
     return Hardware(decl.name.text, found["device"], tuple(made))
-
-
-def _device(figure: ast.HardwareFigure, scope: Scope) -> Device | None:
-    if not isinstance(figure.value, ast.HardwareFigures):
-        wrong_figure(figure, "`{ flops: ..., memory: ..., bandwidth: ... }`", scope)
-        return None
-    found = entries_of(
-        figure.value.entries, DEVICE, ("flops", "memory", "bandwidth"), "a device", figure, scope
-    )
-    return None if found is None else Device(**fields_of(found))
 
 
 def _link(link: ast.LinkDecl, is_last: bool, scope: Scope) -> Link | None:
@@ -71,7 +59,7 @@ def _link(link: ast.LinkDecl, is_last: bool, scope: Scope) -> Link | None:
     if found is None:
         return None
     kind: Kind = found["kind"]
-    sizes: tuple[int, ...] = found.pop("size", ())
+    sizes: tuple[int, ...] = found.setdefault("size", ())
     if not sizes and not (is_last and kind == "switch"):
         help = "only an outermost switch has room for any number"
         scope.error("E314", f"link `{link.name.text}` has no `size`", link.name.span, help=help)
@@ -86,7 +74,7 @@ def _link(link: ast.LinkDecl, is_last: bool, scope: Scope) -> Link | None:
         )
         return None
     found.setdefault("latency", 0.0)
-    return Link(link.name.text, sizes=sizes, **found)
+    return Link(link.name.text, **fields_of(found))
 
 
 def value_of(link: ast.LinkDecl, key: str) -> ast.Node:
@@ -135,43 +123,33 @@ def wrong_figure(figure: ast.HardwareFigure, expected: str, scope: Scope) -> Non
     scope.error("E315", f"`{key_of(figure)}` takes {expected}", figure.value.span)
 
 
-def positive(figure: ast.HardwareFigure, scope: Scope) -> float | None:
-    return number_of(figure, scope, f"a number from {LEAST:g} to {MOST:g}", _is_possible)
+def figure_within(expected: str, fits: Callable[[float], bool], kind: type[float] = float) -> Read:
+    """Return a function that reads a number that fits. expected: words for these numbers."""
+
+    def read(figure: ast.HardwareFigure, scope: Scope) -> float | None:
+        if isinstance(figure.value, ast.HardwareFigures | ast.Tuple | ast.DeviceList):
+            wrong_figure(figure, expected, scope)
+            return None
+        value = number(figure.value, scope)
+        if value is not None and not fits(value):
+            wrong_figure(figure, f"{expected}, and this is {value:g}", scope)
+            return None
+        return None if value is None else kind(value)
+
+    return read
 
 
 def _is_possible(value: float) -> bool:
     return LEAST <= value <= MOST
 
 
-def not_negative(figure: ast.HardwareFigure, scope: Scope) -> float | None:
-    return number_of(figure, scope, "a number of seconds, 0 or more", lambda value: 0 <= value <= MOST)
-
-
-def _share(figure: ast.HardwareFigure, scope: Scope) -> float | None:
-    return number_of(figure, scope, "a share, from 0 to 1", lambda value: 0 <= value <= 1)
-
-
-def number_of(
-    figure: ast.HardwareFigure, scope: Scope, expected: str, fits: Callable[[float], bool]
-) -> float | None:
-    """Return a number of an entry; None, and an error with the words `expected`, if there is none that fits."""
-    if isinstance(figure.value, ast.HardwareFigures | ast.Tuple | ast.DeviceList):
-        wrong_figure(figure, expected, scope)
-        return None
-    value = number(figure.value, scope)
-    if value is not None and not fits(value):
-        wrong_figure(figure, f"{expected}, and this is {value:g}", scope)
-        return None
-    return None if value is None else float(value)
-
-
-def whole_figure(figure: ast.HardwareFigure, scope: Scope) -> int | None:
-    value = number_of(figure, scope, "a whole number from 1 on", is_count)
-    return None if value is None else int(value)
-
-
-def is_count(value: float) -> bool:
+def _is_count(value: float) -> bool:
     return 1 <= value <= MOST_DEVICES and value == int(value)
+
+
+positive = figure_within(f"a number from {LEAST:g} to {MOST:g}", _is_possible)
+not_negative = figure_within("a number of seconds, 0 or more", lambda value: 0 <= value <= MOST)
+whole_figure = figure_within("a whole number from 1 on", _is_count, int)
 
 
 def _sizes(figure: ast.HardwareFigure, scope: Scope) -> tuple[int, ...] | None:
@@ -216,69 +194,56 @@ def _point(entry: ast.HardwareFigure, scope: Scope) -> tuple[float, float] | Non
     return None if rate is None else (float(entry.key.value), rate)
 
 
-def _flops(figure: ast.HardwareFigure, scope: Scope) -> dict[str, Rate] | None:
-    expected = "FLOP/s by dtype, such as `{ f32: 20e12, bf16: 300e12 }`"
-    return _table(figure, expected, lambda name: name.text == "f8" or scope.dtype(name), _rate, scope)
-
-
-def _ops(figure: ast.HardwareFigure, scope: Scope) -> dict[str, float] | None:
-    help = "the names of ops are those that `mtfc compile --emit ir` prints"
-    is_known = _known("op", (*OPS, *KERNELS), help, scope)
-    return _table(figure, "elements/s by op, such as `{ gather: 1e9 }`", is_known, positive, scope)
-
-
-def _collectives(figure: ast.HardwareFigure, scope: Scope) -> dict[str, Rate] | None:
-    is_known = _known("collective", COLLECTIVES, listing(COLLECTIVES), scope)
-    return _table(figure, "bytes/s by collective, such as `{ all_to_all: 5e9 }`", is_known, _rate, scope)
-
-
-def _attention(figure: ast.HardwareFigure, scope: Scope) -> dict[str, Rate] | None:
-    is_known = _known("pass", PASSES, listing(PASSES), scope)
-    expected = "FLOP/s by pass, such as `{ forward: 180e12, backward: 160e12 }`"
-    return _table(figure, expected, is_known, _rate, scope)
-
-
-def _known(what: str, names: Sequence[str], help: str | None, scope: Scope) -> Callable[[ast.Name], bool]:
+def _known(what: str, names: Sequence[str], help: str | None = None) -> Callable[[ast.Name, Scope], bool]:
     """Return a function that tests whether a name is one of `names`, and reports an error otherwise."""
 
-    def is_known(name: ast.Name) -> bool:
+    def is_known(name: ast.Name, scope: Scope) -> bool:
         if name.text not in names:
-            scope.unknown("E012", f"no {what} is called `{name.text}`", name, names, help)
+            scope.unknown("E012", f"no {what} is called `{name.text}`", name, names, help or listing(names))
         return name.text in names
 
     return is_known
 
 
-def _table(
-    figure: ast.HardwareFigure, expected: str, is_key: Callable[[ast.Name], object], read: Read, scope: Scope
-) -> dict[str, Any] | None:
-    """Read entries whose keys are names, such as dtypes: `is_key` tests a key, `read` reads a value."""
-    if not isinstance(figure.value, ast.HardwareFigures) or not figure.value.entries:
-        wrong_figure(figure, expected, scope)
-        return None
-    places: dict[str, Span] = {}
-    found: dict[str, Any] = {}
-    for entry in figure.value.entries:
-        name = ast.Name(entry.key.span, key_of(entry))
-        is_new = scope.declare("entry", name, places)
-        found[name.text] = read(entry, scope) if is_new and is_key(name) else None
-    return None if None in found.values() else found
+def _is_dtype(name: ast.Name, scope: Scope) -> bool:
+    return name.text == "f8" or scope.dtype(name) is not None
 
 
-def _scratchpad(figure: ast.HardwareFigure, scope: Scope) -> Scratchpad | None:
-    if not isinstance(figure.value, ast.HardwareFigures):
-        wrong_figure(figure, "`{ bytes: ..., wait: ... }`", scope)
-        return None
-    found = entries_of(figure.value.entries, SCRATCHPAD, ("bytes",), "a scratchpad", figure, scope)
-    return None if found is None else Scratchpad(**fields_of(found))
+def _table(expected: str, is_key: Callable[[ast.Name, Scope], bool], read: Read) -> Read:
+    """Return a function that reads entries whose keys are names, such as dtypes.
+
+    is_key: tests a key. read: reads a value.
+    """
+
+    def read_table(figure: ast.HardwareFigure, scope: Scope) -> dict[str, Any] | None:
+        if not isinstance(figure.value, ast.HardwareFigures) or not figure.value.entries:
+            wrong_figure(figure, expected, scope)
+            return None
+        places: dict[str, Span] = {}
+        found: dict[str, Any] = {}
+        for entry in figure.value.entries:
+            name = ast.Name(entry.key.span, key_of(entry))
+            is_new = scope.declare("entry", name, places)
+            found[name.text] = read(entry, scope) if is_new and is_key(name, scope) else None
+        return None if None in found.values() else found
+
+    return read_table
 
 
-def _dots(figure: ast.HardwareFigure, scope: Scope) -> DotShares | None:
-    if not isinstance(figure.value, ast.HardwareFigures) or not figure.value.entries:
-        wrong_figure(figure, "shares of the FLOP/s by side, such as `{ short: { 64: 0.3, 512: 1 } }`", scope)
-        return None
-    found = entries_of(figure.value.entries, DOTS, (), "the entry `dots`", figure, scope)
-    return None if found is None else DotShares(**found)
+def _record(
+    make: Callable[..., Any], known: Mapping[str, Read], needed: Sequence[str], where: str, expected: str
+) -> Read:
+    """Return a function that reads entries within an entry as a record; if none is needed, at least one of them."""
+
+    def read(figure: ast.HardwareFigure, scope: Scope) -> Any:
+        given = figure.value.entries if isinstance(figure.value, ast.HardwareFigures) else None
+        if given is None or not (given or needed):
+            wrong_figure(figure, expected, scope)
+            return None
+        found = entries_of(given, known, needed, where, figure, scope)
+        return None if found is None else make(**fields_of(found))
+
+    return read
 
 
 def _shares(figure: ast.HardwareFigure, scope: Scope) -> Rate | None:
@@ -295,22 +260,9 @@ def fields_of(entries: Mapping[str, Any]) -> dict[str, Any]:
     return {FIELDS.get(key, key): value for key, value in entries.items()}
 
 
-FIELDS = {"matrix": "mxu_size", "wait": "latency"}
-"""Fields of `Device` and `Scratchpad` whose keys in files have other names."""
+FIELDS = {"matrix": "mxu_size", "wait": "latency", "size": "sizes"}
+"""Fields of `Device`, `Scratchpad` and `Link` whose keys in files have other names."""
 
-DEVICE: Mapping[str, Read] = {
-    "flops": _flops,
-    "memory": positive,
-    "bandwidth": _rate,
-    "overhead": not_negative,
-    "loop": not_negative,
-    "ops": _ops,
-    "overlap": _share,
-    "dots": _dots,
-    "attention": _attention,
-    "matrix": whole_figure,
-    "scratchpad": _scratchpad,
-}
 DOTS: Mapping[str, Read] = {"short": _shares, "long": _shares, "summed": _shares}
 SCRATCHPAD: Mapping[str, Read] = {
     "bytes": positive,
@@ -320,6 +272,35 @@ SCRATCHPAD: Mapping[str, Read] = {
     "factors": positive,
     "results": positive,
 }
+DEVICE: Mapping[str, Read] = {
+    "flops": _table("FLOP/s by dtype, such as `{ f32: 20e12, bf16: 300e12 }`", _is_dtype, _rate),
+    "memory": positive,
+    "bandwidth": _rate,
+    "overhead": not_negative,
+    "loop": not_negative,
+    "overlap": figure_within("a share, from 0 to 1", lambda value: 0 <= value <= 1),
+    "dots": _record(
+        DotShares,
+        DOTS,
+        (),
+        "the entry `dots`",
+        "shares of the FLOP/s by side, such as `{ short: { 64: 0.3, 512: 1 } }`",
+    ),
+    "attention": _table(
+        "FLOP/s by pass, such as `{ forward: 180e12, backward: 160e12 }`", _known("pass", PASSES), _rate
+    ),
+    "matrix": whole_figure,
+    "scratchpad": _record(Scratchpad, SCRATCHPAD, ("bytes",), "a scratchpad", "`{ bytes: ..., wait: ... }`"),
+    "ops": _table(
+        "elements/s by op, such as `{ gather: 1e9 }`",
+        _known("op", (*OPS, *KERNELS), "the names of ops are those that `mtfc compile --emit ir` prints"),
+        positive,
+    ),
+}
+NEEDED = ("flops", "memory", "bandwidth")
+NESTED: Mapping[str, Read] = {
+    "device": _record(Device, DEVICE, NEEDED, "a device", "`{ flops: ..., memory: ..., bandwidth: ... }`")
+}
 LINK: Mapping[str, Read] = {
     "kind": word(*KINDS),
     "size": _sizes,
@@ -327,5 +308,7 @@ LINK: Mapping[str, Read] = {
     "latency": not_negative,
     "shared": whole_figure,
     "wraps": whole_figure,
-    "collectives": _collectives,
+    "collectives": _table(
+        "bytes/s by collective, such as `{ all_to_all: 5e9 }`", _known("collective", COLLECTIVES), _rate
+    ),
 }

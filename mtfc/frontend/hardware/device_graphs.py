@@ -25,6 +25,7 @@ from mtfc.compiler.cost.hardware import Device
 from mtfc.compiler.diagnostics import Span
 from mtfc.frontend.hardware.declarations import (
     DEVICE,
+    NEEDED,
     Read,
     declare_nested,
     entries_of,
@@ -128,7 +129,7 @@ def _is_connected(graph: DeviceGraph, decl: ast.HardwareDecl, scope: Scope) -> b
 def _kind(decl: ast.DeviceDecl, scope: Scope) -> DeviceKind | None:
     where = f"device `{decl.name.text}`"
     known: Mapping[str, Read] = {"count": whole_figure, "role": word("worker", "server"), **DEVICE}
-    found = entries_of(decl.figures, known, ("flops", "memory", "bandwidth"), where, decl, scope)
+    found = entries_of(decl.figures, known, NEEDED, where, decl, scope)
     if found is None:
         return None
     count, role = found.pop("count", 1), found.pop("role", "worker")

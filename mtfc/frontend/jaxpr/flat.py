@@ -16,7 +16,6 @@ import attrs
 from mtfc.compiler.diagnostics import CompileError, Diagnostic, Span
 from mtfc.compiler.ir.core import Stage
 from mtfc.compiler.ir.types import ARRAY_DTYPES, CARRIED_BYTES, FLOATS
-from mtfc.frontend.jaxpr.axis_annotations import Annotation
 from mtfc.frontend.jaxpr.equations import (
     INLINED,
     bound,
@@ -140,6 +139,14 @@ def all_steps(steps: Iterable[AppliedPrimitive]) -> Iterator[AppliedPrimitive]:
         yield step
         for body in step.bodies:
             yield from all_steps(body.steps)
+
+
+@attrs.frozen
+class Annotation:
+    """A name for each axis of an array, or None. is_of_flax: True for Flax's names, of which equal ones mean one dimension."""
+
+    names: tuple[str | None, ...]
+    is_of_flax: bool
 
 
 @attrs.frozen(eq=False)

@@ -15,9 +15,8 @@ from typing import Any
 import attrs
 
 from mtfc.compiler.diagnostics import CompileError
-from mtfc.frontend.jaxpr.axis_annotations import axis_annotations
 from mtfc.frontend.jaxpr.explicit_types import without_explicit_types
-from mtfc.frontend.jaxpr.flat import Flat, Flattener, Operand, refused
+from mtfc.frontend.jaxpr.flat import Annotation, Flat, Flattener, Operand, refused
 from mtfc.frontend.jaxpr.user_lines import definition, line_of_error
 
 
@@ -272,3 +271,38 @@ def _may_change(arg: Any) -> bool:
         return isinstance(x, kind)
 
     return any(map(is_object, jax.tree.leaves(arg, is_leaf=is_object)))
+
+
+NNX_KEYS = ("out_sharding", "sharding_names", "sharding")
+"""The keys of NNX's metadata that have the names, the newest first."""
+
+
+def axis_annotations(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Annotation | None, ...]:
+    """Return the names of each leaf."""
+    import jax
+
+    found: list[Annotation | None] = []
+    for x in jax.tree.leaves((tuple(args), dict(kwargs)), is_leaf=lambda x: _of_box(x) is not None):
+        own, leaves = _of_box(x), jax.tree.leaves(x)
+        names = getattr(getattr(x, "sharding", None), "spec", ()) if own is None else own
+        found += [_fitted(names, len(getattr(leaf, "shape", ())), own is not None) for leaf in leaves]
+    return tuple(found)
+
+
+def _of_box(x: Any) -> Sequence[Any] | None:
+    """Return the names in a box of Flax: `nn.Partitioned` and its kinds have `names`, a variable of NNX has metadata."""
+    if hasattr(x, "unbox"):
+        return getattr(x, "names", None)
+    if not hasattr(x, "get_metadata"):
+        return None
+    metadata = x.get_metadata()
+    return next((metadata[key] for key in NNX_KEYS if metadata.get(key)), None)
+
+
+def _fitted(names: Any, rank: int, is_of_flax: bool) -> Annotation | None:
+    """Return a name for each axis. An axis that is split over several mesh axes has none."""
+    names = getattr(names, "spec", names)  # NNX has names, or a sharding
+    if isinstance(names, str) or not hasattr(names, "__len__") or not 0 < len(names) <= rank:
+        return None
+    every = [*names, *[None] * (rank - len(names))]
+    return Annotation(tuple(each if isinstance(each, str) else None for each in every), is_of_flax)
