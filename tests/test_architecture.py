@@ -54,7 +54,7 @@ APART = {
 
 APART_BUT_FOR = {
     ("mtfc.frontend.semantics.calls.gradient_calls", "mtfc.compiler.passes.autodiff.backward"),
-    ("mtfc.frontend.jaxpr.cuts", "mtfc.compiler.analysis.mincut"),
+    ("mtfc.frontend.jaxpr.renames", "mtfc.compiler.analysis.mincut"),
 }
 """(importer, imported): a call of `gradients` makes equations while the model is elaborated; renames are placed by a flow."""
 

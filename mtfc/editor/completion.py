@@ -33,8 +33,7 @@ from mtfc.editor.cursor import NAMES, Cursor, OpenBracket, name_of
 from mtfc.editor.declarations import OPTIMIZERS, Declarations, Project
 from mtfc.editor.names import Body, names_of_body
 from mtfc.editor.signatures import CallSignature
-from mtfc.frontend.hardware.declarations import DEVICE, LINK, SCRATCHPAD
-from mtfc.frontend.hardware.device_graphs import LINK as GRAPH_LINK
+from mtfc.frontend.hardware.declarations import DEVICE, GRAPH_LINK, LINK, SCRATCHPAD
 from mtfc.frontend.layouts.allowed_warnings import OF_LAYOUTS
 from mtfc.frontend.semantics.calls.builtin_calls import BUILTINS
 from mtfc.frontend.semantics.names import standard_library

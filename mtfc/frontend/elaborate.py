@@ -25,8 +25,7 @@ from mtfc.frontend.semantics.names.dims_and_meshes import Sizes, declare_meshes
 from mtfc.frontend.semantics.names.modules import Loader, Neighbour, declarations_of, no_neighbour
 from mtfc.frontend.semantics.names.scope import ANY, STEP, Reports, Scope
 from mtfc.frontend.semantics.names.unknown_names import unknown_function
-from mtfc.frontend.semantics.names.unrolled_layers import unrolled_layers
-from mtfc.frontend.semantics.names.unused_values import TAKE_VARIABLES, value_names
+from mtfc.frontend.semantics.names.unused_values import TAKE_VARIABLES, unrolled_layers, value_names
 from mtfc.frontend.semantics.training.optimizers import check_optimizers
 from mtfc.frontend.semantics.training.train_blocks import train_models
 from mtfc.frontend.syntax import ast, other_libraries
@@ -127,7 +126,7 @@ def _hardware(file: ast.File, scope: Scope) -> dict[str, Machine | None]:
     decls = declarations_of(file, ast.HardwareDecl)
     if not decls:
         return {}
-    from mtfc.frontend.hardware.device_graphs import declare_hardware
+    from mtfc.frontend.hardware.declarations import declare_hardware
 
     return declare_hardware(decls, scope)
 

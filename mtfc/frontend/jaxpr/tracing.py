@@ -211,6 +211,9 @@ def _kind_of_other(leaf: Any) -> str | None:
     return f"{type(leaf).__name__} of {dtype}" if is_other else None
 
 
+# Objects of Flax NNX
+
+
 def returning_changed(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Callable[..., Any]:
@@ -271,6 +274,11 @@ def _may_change(arg: Any) -> bool:
         return isinstance(x, kind)
 
     return any(map(is_object, jax.tree.leaves(arg, is_leaf=is_object)))
+
+
+# Names that arguments carry for their axes
+#
+# Flax keeps the names in a box around an array. A box is a node of the pytree, and no mesh is needed to read it.
 
 
 NNX_KEYS = ("out_sharding", "sharding_names", "sharding")

@@ -13,7 +13,6 @@ from mtfc.frontend.jaxpr.rules import (
     random,
     reductions,
     shapes,
-    windows,
 )
 
 RULES: Mapping[str, PrimitiveRule] = {
@@ -22,7 +21,6 @@ RULES: Mapping[str, PrimitiveRule] = {
     **shapes.RULES,
     **dots.RULES,
     **indexing.RULES,
-    **windows.RULES,
     **loops.RULES,
     **random.RULES,
 }

@@ -18,6 +18,8 @@ from mtfc.frontend.semantics.training.loss import loss_to_minimize, report_not_r
 from mtfc.frontend.semantics.training.optimizers import (
     Optimizer,
     declaration_of,
+    elaborate_hyperparameter,
+    elaborate_updates,
     find_optimizer,
     given_hypers,
 )
@@ -29,7 +31,6 @@ from mtfc.frontend.semantics.training.parameter_groups import (
     optimizers_of,
 )
 from mtfc.frontend.semantics.training.rounded_updates import warn_of_rounding
-from mtfc.frontend.semantics.training.update_functions import elaborate_hyperparameter, elaborate_updates
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.ast import is_override
 
