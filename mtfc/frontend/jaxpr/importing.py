@@ -42,9 +42,8 @@ from mtfc.frontend.jaxpr.dimension_names import (
     merge_linked_copies,
     propose,
 )
-from mtfc.frontend.jaxpr.emitting import Dims, JaxprEmitter, Rename
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Flat, Operand, Var, all_steps
-from mtfc.frontend.jaxpr.linking import Linker
+from mtfc.frontend.jaxpr.primitive_rules import Dims, JaxprEmitter, Linker, Rename
 from mtfc.frontend.jaxpr.renames import place_renames
 from mtfc.frontend.jaxpr.rules import RULES
 from mtfc.frontend.jaxpr.rules.calls import OTHER

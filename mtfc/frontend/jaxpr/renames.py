@@ -22,7 +22,7 @@ from mtfc.compiler.ir.types import ITEM_BYTES
 from mtfc.frontend.jaxpr.equations import LONG, scan_counts
 from mtfc.frontend.jaxpr.factors import Axis, Factor, leaves, register
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Body, Flat, Operand, Var, data_of
-from mtfc.frontend.jaxpr.linking import Axes, Linker
+from mtfc.frontend.jaxpr.primitive_rules import Axes, Linker
 
 # Labels for the fewest bytes: minimum cuts between the dimensions of equations
 #

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mtfc.frontend.jaxpr.linking import PrimitiveRule
+from mtfc.frontend.jaxpr.primitive_rules import PrimitiveRule
 from mtfc.frontend.jaxpr.rules import (
     dots,
     elementwise,

@@ -19,11 +19,10 @@ import attrs
 from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.ops.calls import FUNCTIONS, OnShards
 from mtfc.compiler.ir.types import ARRAY_DTYPES, Dim
-from mtfc.frontend.jaxpr.emitting import JaxprEmitter
 from mtfc.frontend.jaxpr.equations import bound
 from mtfc.frontend.jaxpr.factors import axis
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Number, Operand, Var
-from mtfc.frontend.jaxpr.linking import Linker, PrimitiveRule
+from mtfc.frontend.jaxpr.primitive_rules import JaxprEmitter, Linker, PrimitiveRule
 from mtfc.frontend.jaxpr.rules import elementwise, indexing
 
 ELEMENTWISE = frozenset({

@@ -13,10 +13,9 @@ import attrs
 
 from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.types import FLOATS, Dim
-from mtfc.frontend.jaxpr.emitting import JaxprEmitter, dims_of_result
 from mtfc.frontend.jaxpr.factors import Axis
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive
-from mtfc.frontend.jaxpr.linking import Linker, PrimitiveRule
+from mtfc.frontend.jaxpr.primitive_rules import JaxprEmitter, Linker, PrimitiveRule, dims_of_result
 from mtfc.frontend.jaxpr.rules.elementwise import NUMBERS
 
 

@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 
 from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.types import FLOATS
-from mtfc.frontend.jaxpr.emitting import JaxprEmitter
 from mtfc.frontend.jaxpr.factors import Axis, Factor, leaves
 from mtfc.frontend.jaxpr.flat import DTYPES, AppliedPrimitive, Var, data_of
-from mtfc.frontend.jaxpr.linking import Linker, PrimitiveRule
+from mtfc.frontend.jaxpr.primitive_rules import JaxprEmitter, Linker, PrimitiveRule
 
 NUMBERS = FLOATS | {"i32", "u32"}
 BOOL = frozenset({"bool"})

@@ -12,11 +12,10 @@ import attrs
 from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.ops.calls import OnShards
 from mtfc.compiler.ir.types import FLOATS
-from mtfc.frontend.jaxpr.emitting import JaxprEmitter
 from mtfc.frontend.jaxpr.equations import bound
 from mtfc.frontend.jaxpr.factors import Axis, axis
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Number, Operand
-from mtfc.frontend.jaxpr.linking import Linker, PrimitiveRule
+from mtfc.frontend.jaxpr.primitive_rules import JaxprEmitter, Linker, PrimitiveRule
 from mtfc.frontend.jaxpr.rules.elementwise import NUMBERS
 from mtfc.frontend.jaxpr.rules.shapes import StridedPart, all_parted, axes_of_parts, parts_of
 

@@ -8,11 +8,10 @@ from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Role, Value
 from mtfc.compiler.ir.loops import LOOP, UNBOUNDED, WHILE, make_loop
 from mtfc.compiler.ir.types import Dim, TensorType
-from mtfc.frontend.jaxpr.emitting import JaxprEmitter
 from mtfc.frontend.jaxpr.equations import scan_counts
 from mtfc.frontend.jaxpr.factors import Axis, axis, leaves
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Body, Var
-from mtfc.frontend.jaxpr.linking import Axes, Linker, PrimitiveRule
+from mtfc.frontend.jaxpr.primitive_rules import Axes, JaxprEmitter, Linker, PrimitiveRule
 
 
 def _numbers(step: AppliedPrimitive) -> tuple[int, int]:

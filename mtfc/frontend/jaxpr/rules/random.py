@@ -12,9 +12,8 @@ from typing import Any
 
 from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.types import Dim
-from mtfc.frontend.jaxpr.emitting import JaxprEmitter, dims_of_result
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive
-from mtfc.frontend.jaxpr.linking import Linker, PrimitiveRule
+from mtfc.frontend.jaxpr.primitive_rules import JaxprEmitter, Linker, PrimitiveRule, dims_of_result
 from mtfc.frontend.jaxpr.rules.calls import add_call
 
 GENERATOR = "threefry2x32"

@@ -10,10 +10,9 @@ from typing import Any
 
 from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.types import FLOATS, Dim
-from mtfc.frontend.jaxpr.emitting import JaxprEmitter
 from mtfc.frontend.jaxpr.factors import Axis, axis, cut, leaves
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive
-from mtfc.frontend.jaxpr.linking import Axes, Linker, PrimitiveRule
+from mtfc.frontend.jaxpr.primitive_rules import Axes, JaxprEmitter, Linker, PrimitiveRule
 from mtfc.frontend.jaxpr.rules.elementwise import BOOL, NUMBERS
 
 
