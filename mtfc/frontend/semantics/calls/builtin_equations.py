@@ -27,16 +27,12 @@ Dims = tuple[Dim, ...]
 Mapped = tuple[Dim, Dim]
 
 
-def without_attributes(op: str) -> Callable[..., Result]:
-    """Return a rule for an op without attributes; a call with numbers alone gives a number."""
-
-    def build(expressions: Expressions, site: Site, *operands: Operand) -> Result:
-        numbers = [operand.result for operand in operands if not isinstance(operand.result, Value)]
-        if len(numbers) < len(operands):
-            return expressions.emit(site, op, *operands)
-        return expressions.folded(site.span, partial(fold_call, op), *numbers)
-
-    return build
+def without_attributes(op: str, expressions: Expressions, site: Site, *operands: Operand) -> Result:
+    """Apply an op without attributes; numbers alone give a number."""
+    numbers = [operand.result for operand in operands if not isinstance(operand.result, Value)]
+    if len(numbers) < len(operands):
+        return expressions.emit(site, op, *operands)
+    return expressions.folded(site.span, partial(fold_call, op), *numbers)
 
 
 def applied(
@@ -90,31 +86,31 @@ def full(
     return None if value is None else expressions.emit(site, "full", dims=dims, value=value, dtype=dtype)
 
 
-def constant_filled(number: int) -> Callable[..., Result]:
-    def build(expressions: Expressions, site: Site, dims: Dims, dtype: str = "f32") -> Result:
-        value = bool(number) if dtype == "bool" else number
-        return full(expressions, site, dims, Operand(value, site.span), dtype)
-
-    return build
+def filled(number: int, expressions: Expressions, site: Site, dims: Dims, dtype: str = "f32") -> Result:
+    """Make a tensor whose elements are all 0, or all 1."""
+    value = bool(number) if dtype == "bool" else number
+    return full(expressions, site, dims, Operand(value, site.span), dtype)
 
 
 def zeros_like(expressions: Expressions, site: Site, x: Operand) -> Result:
     """Make zeros with the dtype and the dimensions of x."""
-    return constant_filled(0)(expressions, site, x.dims, common_dtype((x,)) or "f32")
+    return filled(0, expressions, site, x.dims, common_dtype((x,)) or "f32")
 
 
-def reduction(op: str) -> Callable[..., Result]:
-    def build(
-        expressions: Expressions, site: Site, x: Operand, over: Dims | None = None, dims: Dims | None = None
-    ) -> Result:
-        value = expressions.tensor(x)
-        if value is None:
-            return None
-        operand = Operand(value, x.span, x.shown)
-        gone = _reduced(expressions, site, operand, over, dims)
-        return None if gone is None else REDUCE.get(op, _reduce)(expressions, site, op, operand, gone, dims)
-
-    return build
+def reduction(
+    op: str,
+    expressions: Expressions,
+    site: Site,
+    x: Operand,
+    over: Dims | None = None,
+    dims: Dims | None = None,
+) -> Result:
+    value = expressions.tensor(x)
+    if value is None:
+        return None
+    operand = Operand(value, x.span, x.shown)
+    gone = _reduced(expressions, site, operand, over, dims)
+    return None if gone is None else REDUCE.get(op, _reduce)(expressions, site, op, operand, gone, dims)
 
 
 def _reduced(
@@ -321,15 +317,11 @@ def top_k(expressions: Expressions, site: Site, x: Operand, dims: Mapped) -> Res
     )
 
 
-def random(op: str) -> Callable[..., Result]:
-    """Return a rule for random numbers, which depend on the call, the step, the iterations of loops around, and a seed."""
-
-    def build(
-        expressions: Expressions, site: Site, dims: Dims, dtype: str = "f32", seed: Operand | None = None
-    ) -> Result:
-        return _drawn(expressions, site, op, seed, dims=dims, dtype=dtype)
-
-    return build
+def random(
+    op: str, expressions: Expressions, site: Site, dims: Dims, dtype: str = "f32", seed: Operand | None = None
+) -> Result:
+    """Draw random numbers, which depend on the call, the step, the iterations of loops around, and a seed."""
+    return _drawn(expressions, site, op, seed, dims=dims, dtype=dtype)
 
 
 def bernoulli(
