@@ -218,9 +218,8 @@ def _known(what: str, names: Sequence[str], help: str | None = None) -> Callable
     """Return a function that tests whether a name is one of `names`, and reports an error otherwise."""
 
     def is_known(name: ast.Name, scope: Scope) -> bool:
-        if name.text not in names:
-            scope.unknown("E012", f"no {what} is called `{name.text}`", name, names, help or listing(names))
-        return name.text in names
+        message = f"no {what} is called `{name.text}`"
+        return name.text in names or scope.unknown("E012", message, name, names, help or listing(names))
 
     return is_known
 
@@ -379,8 +378,7 @@ def _has_worker(graph: DeviceGraph, decl: ast.HardwareDecl, scope: Scope) -> boo
     if len(graph.servers) < graph.devices:
         return True
     message = f"`{decl.name.text}` has parameter servers alone, which run no parts of a program"
-    scope.error("E315", message, decl.name.span, help="leave out `role` for a device that computes")
-    return False
+    return scope.error("E315", message, decl.name.span, help="leave out `role` for a device that computes")
 
 
 def _has_room(decl: ast.HardwareDecl, kinds: Iterable[DeviceKind], scope: Scope) -> bool:
@@ -395,8 +393,7 @@ def _has_room(decl: ast.HardwareDecl, kinds: Iterable[DeviceKind], scope: Scope)
                 f"`{decl.name.text}` has {given:,} {what}, and {most} are possible if devices have names"
             )
             help = "a machine with one `device` and nested links may have any number of devices"
-            scope.error("E315", message, decl.name.span, help=help)
-            return False
+            return scope.error("E315", message, decl.name.span, help=help)
     return True
 
 
@@ -405,8 +402,7 @@ def _has_wires(link: GraphLink, graph: DeviceGraph, decl: ast.LinkDecl, scope: S
     if sum(each.most_pairs for each in (*graph.links, link)) <= MOST_WIRES:
         return True
     message = f"with `{link.name}`, the links join more than {MOST_WIRES:,} pairs of members"
-    scope.error("E315", message, decl.name.span, help="join many devices by a switch")
-    return False
+    return scope.error("E315", message, decl.name.span, help="join many devices by a switch")
 
 
 def _is_connected(graph: DeviceGraph, decl: ast.HardwareDecl, scope: Scope) -> bool:
@@ -416,8 +412,7 @@ def _is_connected(graph: DeviceGraph, decl: ast.HardwareDecl, scope: Scope) -> b
     name = decl.devices[graph.kind_of[lost]].name
     message = f"no links lead from `{graph.called(0)}` to `{graph.called(lost)}`"
     help = "name the device, its kind, or a switch or bus that joins it, in the `between` of a link"
-    scope.error("E341", message, name.span, help=help)
-    return False
+    return scope.error("E341", message, name.span, help=help)
 
 
 def _kind(decl: ast.DeviceDecl, scope: Scope) -> DeviceKind | None:
@@ -466,15 +461,12 @@ def _is_link(link: GraphLink, graph: DeviceGraph, place: Span, scope: Scope) -> 
     members = [member for group in link.groups for member in group]
     if link.kind == "wire" and len(link.groups) != 2:
         message = f"a wire is between two devices or groups, and this names {len(link.groups)}"
-        scope.error("E315", message, place, help="write `between: [cpu, gpu]`, or make it a switch")
-        return False
+        return scope.error("E315", message, place, help="write `between: [cpu, gpu]`, or make it a switch")
     twice = next((member for member, times in Counter(members).items() if times > 1), None)
     if len(set(members)) < 2:
-        scope.error("E315", f"`{link.name}` joins {_listed(link, graph)}: a link has two ends", place)
-        return False
+        return scope.error("E315", f"`{link.name}` joins {_listed(link, graph)}: a link has two ends", place)
     if twice is not None and link.kind != "wire":
-        scope.error("E315", f"`between` has `{graph.called(twice)}` twice", place)
-        return False
+        return scope.error("E315", f"`between` has `{graph.called(twice)}` twice", place)
     return True
 
 

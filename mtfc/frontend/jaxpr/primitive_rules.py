@@ -194,7 +194,7 @@ class JaxprEmitter:
         pairs: list[tuple[Dim, Dim]] = []
         for a, b in zip(before, after, strict=True):
             if [f.size for f in leaves(a)] != [f.size for f in leaves(b)]:
-                return self.reshaped(self.whole(value, before), after)
+                return self.as_dims(self.whole(value, before), self.dims.of_axes(after))
             pairs += zip(self.dims.of(a), self.dims.of(b), strict=True)
         mapping = tuple((x, y) for x, y in pairs if x is not y and x in value.type.dims)
         if not mapping:
@@ -207,14 +207,7 @@ class JaxprEmitter:
 
     def whole(self, value: Value, axes: Axes) -> Value:
         """Return a value with all dimensions of its axes, in order."""
-        dims = self.dims.of(f for each in axes for f in each)
-        if set(dims) != set(value.type.dims):
-            return self.build("broadcast", value, dims=dims)
-        return self.build.ordered(value, dims)
-
-    def reshaped(self, value: Value, axes: Axes) -> Value:
-        """Return a whole value under axes of other factors."""
-        return self.as_dims(value, self.dims.of(f for each in axes for f in each))
+        return self.with_dims(value, self.dims.of_axes(axes))
 
     def as_dims(self, value: Value, dims: tuple[Dim, ...]) -> Value:
         """Reshape a value to dimensions, in row-major order."""
@@ -288,6 +281,10 @@ class Dims:
         """Return the dimensions of factors."""
         return tuple(self._of(factor) for factor in leaves(factors))
 
+    def of_axes(self, axes: Axes) -> tuple[Dim, ...]:
+        """Return the dimensions of several axes, in order."""
+        return self.of(factor for axis in axes for factor in axis)
+
     def _of(self, factor: Factor) -> Dim:
         if factor not in self.known:
             other = factor.alternate.root() if factor.alternate is not None else None
@@ -336,8 +333,3 @@ class Dims:
     @property
     def by_name(self) -> Mapping[str, Dim]:
         return self.sizes
-
-
-def dims_of_result(emitter: JaxprEmitter, step: AppliedPrimitive, i: int = 0) -> tuple[Dim, ...]:
-    """Return all dimensions of a result."""
-    return emitter.dims.of(f for each in step.results[i].axes for f in each)

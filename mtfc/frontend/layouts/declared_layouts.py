@@ -180,8 +180,7 @@ def _dim(rule: ast.SplitRule, scope: Scope) -> tuple[str | None, Span]:
 def _axis(rule: ast.SplitRule, axis: ast.Name, places: dict[str, Span], mesh: Mesh, scope: Scope) -> bool:
     if axis.text not in mesh.sizes:
         help = None if mesh.names else NOTHING_SPLIT
-        scope.unknown("E304", f"mesh `{mesh.name}` has no axis `{axis.text}`", axis, mesh.names, help)
-        return False
+        return scope.unknown("E304", f"mesh `{mesh.name}` has no axis `{axis.text}`", axis, mesh.names, help)
     message = f"`{rule.dim.text}` is split over axis `{axis.text}` twice"
     return scope.is_first(axis, places, "E308", message, "it is already here")
 

@@ -180,8 +180,8 @@ def emit(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     operands = elementwise.operands(emitter, step)
     whole = [emitter.whole(value, step.axes(i)) for i, value in enumerate(operands)]
     shapes = [x.shape[number:] for x in step.operands]
-    results = [emitter.dims.of(f for each in var.axes[number:] for f in each) for var in step.results]
-    mapped = emitter.dims.of(f for each in step.results[0].axes[:number] for f in each)
+    results = [emitter.dims.of_axes(var.axes[number:]) for var in step.results]
+    mapped = emitter.dims.of_axes(step.results[0].axes[:number])
     return add_call(emitter, step, partial(_bound, step, shapes), whole, mapped, results)
 
 

@@ -15,7 +15,7 @@ from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.types import FLOATS, Dim
 from mtfc.frontend.jaxpr.factors import Axis
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive
-from mtfc.frontend.jaxpr.primitive_rules import JaxprEmitter, Linker, PrimitiveRule, dims_of_result
+from mtfc.frontend.jaxpr.primitive_rules import JaxprEmitter, Linker, PrimitiveRule
 from mtfc.frontend.jaxpr.rules.elementwise import NUMBERS
 
 
@@ -47,7 +47,7 @@ def emit(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     x, y = (emitter.build.cast(emitter.operand(step, i), result.dtype) for i in (0, 1))
     ((summed, _), _) = step.params["dimension_numbers"]
     known = {*x.type.dims, *y.type.dims}
-    dims = tuple(dim for dim in dims_of_result(emitter, step) if dim in known)
+    dims = tuple(dim for dim in emitter.dims.of_axes(step.results[0].axes) if dim in known)
     found = emitter.build.einsum(x, y, dims=dims)
     for dim in emitter.dims.of(f for j in summed for f in step.axes(0)[j]):
         if dim not in known:
@@ -133,7 +133,7 @@ def _emit_ragged(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Valu
     for k in numbers.groups:
         y, _ = emitter.merged(y, step.axes(1), k, group)
     of_rows = _groups_of_rows(emitter, step, numbers, sizes, group)
-    own, dims = emitter.dims.of(step.axes(2)[-1]), dims_of_result(emitter, step)
+    own, dims = emitter.dims.of(step.axes(2)[-1]), emitter.dims.of_axes(step.results[0].axes)
     if numbers.groups:
         return (build("grouped_dot", x, y, of_rows, dims=dims, group=group),)
     found = build("grouped_dot", x, y, of_rows, dims=(group, *dims[len(own) :]), group=group)

@@ -95,20 +95,7 @@ def _points_into_one_axis(step: AppliedPrimitive) -> bool:
 
 def _link_gather(linker: Linker, step: AppliedPrimitive) -> None:
     """The result has the axes of the indices, and those of the table that are read whole."""
-    (table, ids), numbers = step.operands, index_numbers(step)
-    (j,), batch = numbers.axes, numbers.batch
-    own = [k for k in range(len(table.shape)) if k != j and k not in batch]
-    used = [f for k in own for f in table.axes[k]] + [*table.axes[j]]
-    wanted: list[Axis | None] = [None] * len(ids.shape)
-    for k, place in batch.items():
-        wanted[place] = table.axes[k]
-    found = linker.fit(step, 1, wanted, used)
-    axes: list[Axis] = [()] * len(step.results[0].shape)
-    for place, each in zip(numbers.rows(step.results[0]), found[:-1], strict=True):
-        axes[place] = each
-    for place, k in zip(numbers.windows, numbers.window(table), strict=True):
-        axes[place] = table.axes[k] if k != j else ()
-    linker.give(step.results[0], tuple(axes))
+    link_call(linker, step, shared_axes(step))
 
 
 def _emit_gather(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:

@@ -13,7 +13,7 @@ from typing import Any
 from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.types import Dim
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive
-from mtfc.frontend.jaxpr.primitive_rules import JaxprEmitter, Linker, PrimitiveRule, dims_of_result
+from mtfc.frontend.jaxpr.primitive_rules import JaxprEmitter, Linker, PrimitiveRule
 from mtfc.frontend.jaxpr.rules.calls import add_call
 
 GENERATOR = "threefry2x32"
@@ -35,7 +35,7 @@ def _link(linker: Linker, step: AppliedPrimitive) -> None:
 
 def _emit(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     """Draw each element by its index in row-major order. New keys have two numbers each."""
-    dims = dims_of_result(emitter, step)
+    dims = emitter.dims.of_axes(step.results[0].axes)
     own: tuple[Dim, ...] = () if step.primitive == "random_bits" else dims[-1:]
     mapped = dims[: len(dims) - len(own)]
     key = emitter.whole(emitter.operand(step, 0), step.axes(0))

@@ -90,7 +90,7 @@ def _emit_reshape(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Val
     value, axes = emitter.operand(step, 0), tuple(x.axes[j] for j in _order(step))
     if leaves(f for each in axes for f in each) == leaves(f for each in result.axes for f in each):
         return (value,)
-    return (emitter.reshaped(emitter.whole(value, axes), result.axes),)
+    return (emitter.as_dims(emitter.whole(value, axes), emitter.dims.of_axes(result.axes)),)
 
 
 def _order(step: AppliedPrimitive) -> Sequence[int]:

@@ -64,15 +64,13 @@ def typed(node: ast.State, expressions: Expressions) -> bool:
     name, scope = node.name.text, expressions.scope
     if node.type is None:
         help = f"write its dtype and dimensions: `state {name}: [dims] = 0`"
-        scope.error("E420", f"state `{name}` has no type", node.name.span, help=help)
-        return False
+        return scope.error("E420", f"state `{name}` has no type", node.name.span, help=help)
     wrong = [loop for loop in expressions.block.loops() if loop.ends or not loop.stacked]
     if not wrong:
         return True
     kind = "loop with `while`" if wrong[0].ends else "`scan`"
     help = "carry a variable from one iteration to the next, and update the state after the loop"
-    scope.error("E424", f"state `{name}` would be declared in a {kind}", node.name.span, help=help)
-    return False
+    return scope.error("E424", f"state `{name}` would be declared in a {kind}", node.name.span, help=help)
 
 
 def update(node: ast.StateUpdate, states: States, expressions: Expressions) -> None:
@@ -205,9 +203,7 @@ def _is_possible(node: ast.Call, numbers: Mapping[str, float], expressions: Expr
         problem = "a standard deviation is not negative"
     if node.function.text == "uniform" and numbers["low"] > numbers["high"]:
         problem = "`low` is above `high`"
-    if problem:
-        expressions.scope.error("E217", problem, node.span)
-    return problem is None
+    return problem is None or expressions.scope.error("E217", problem, node.span)
 
 
 CANNOT_SHARE = "E123"
@@ -248,5 +244,4 @@ def may_share(node: ast.Call, expressions: Expressions, owns: bool) -> bool:
     if owns:
         message = f"no call before this one has parameters under the name `{name.text}` here"
     help = "name the first call, `f(x) as tower`, in the same function and loop; a call that nothing uses is left out"
-    expressions.scope.unknown(CANNOT_SHARE, message, name, known, help)
-    return False
+    return expressions.scope.unknown(CANNOT_SHARE, message, name, known, help)

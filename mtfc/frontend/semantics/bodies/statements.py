@@ -227,8 +227,7 @@ class ElaboratedBody(ABC):
             if loop.stacked and loop.dim in dims:
                 message = f"`{node.name.text}` would have dimension `{loop.dim.name}` twice"
                 help = f"each iteration of `repeat {loop.dim.name}` has a slice of its own"
-                self.scope.error("E210", message, node.type.span, help=help)
-                return False
+                return self.scope.error("E210", message, node.type.span, help=help)
             dims |= {loop.dim} if loop.stacked else set()
         return True
 
@@ -270,8 +269,7 @@ class ElaboratedBody(ABC):
             if loop.dim in dims:
                 label = Label(name.span, f"it is {value.type}")
                 message = f"a watched value is stacked along `{loop.dim.name}`, and this value has that dimension already"
-                self.scope.error("E210", message, name.span, [label])
-                return False
+                return self.scope.error("E210", message, name.span, [label])
             dims.add(loop.dim)
         return True
 
@@ -365,9 +363,8 @@ def _source(body: ElaboratedBody, node: ast.SliceBinding, dim: Dim | None) -> Va
 
 def _may_nest(body: ElaboratedBody, node: ast.Repeat | ast.Scan) -> bool:
     depth = len(tuple(body.builder.block.loops()))
-    if depth >= MOST_LOOPS:
-        body.scope.error("E122", f"more than {MOST_LOOPS} loops are inside of each other", node.dim.span)
-    return depth < MOST_LOOPS
+    message = f"more than {MOST_LOOPS} loops are inside of each other"
+    return depth < MOST_LOOPS or body.scope.error("E122", message, node.dim.span)
 
 
 @frozen

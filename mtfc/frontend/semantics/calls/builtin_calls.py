@@ -119,8 +119,7 @@ def _right_number(expressions: Expressions, node: ast.Call, builtin: Builtin, fo
     instead = ELEMENTWISE_TWINS.get(name) if found == 2 else None
     instead = instead or (REDUCING_TWINS.get(name) if found == 1 else None)
     help = f"did you mean {instead}?" if instead else f"write `{builtin.usage}`"
-    expressions.scope.error("E203", message, node.span, help=help)
-    return False
+    return expressions.scope.error("E203", message, node.span, help=help)
 
 
 def _known_keywords(expressions: Expressions, node: ast.Call, builtin: Builtin) -> bool:
@@ -141,12 +140,12 @@ def _right_result(
         message = f"`{node.function.text}` needs the dimensions of its result"
         kept = _occur_once(found) if node.function.text == "einsum" else []
         example = f"-> [{', '.join(kept)}]" if kept else "-> [dims]"
-        expressions.scope.error("E215", message, node.span, help=f"end it with them, as in `{example}`")
-        return False
+        return expressions.scope.error(
+            "E215", message, node.span, help=f"end it with them, as in `{example}`"
+        )
     if result is not None and any(keyword.name.text == "over" for keyword in node.keywords):
         message = "`over` and `-> [dims]` both say what is left; give one of them"
-        expressions.scope.error("E215", message, node.span)
-        return False
+        return expressions.scope.error("E215", message, node.span)
     return True
 
 

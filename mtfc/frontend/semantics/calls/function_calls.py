@@ -7,6 +7,7 @@ the declaration. Errors in a body are reported in the body, with labels at the c
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Literal
 
 import attrs
 
@@ -102,9 +103,9 @@ class _Call:
         block.call = outer
         return tuple(body.results)
 
-    def _error(self, code: str, message: str, span: Span, help: str | None = None) -> None:
+    def _error(self, code: str, message: str, span: Span, help: str | None = None) -> Literal[False]:
         label = Label(self.decl.name.span, f"`{self.decl.name.text}` is declared here")
-        self.caller.scope.error(code, message, span, [label], help)
+        return self.caller.scope.error(code, message, span, [label], help)
 
     # Arguments
 
@@ -141,19 +142,17 @@ class _Call:
 
     def _few_enough(self, most: int) -> bool:
         number = len(self.node.arguments)
-        if number > most:
-            message = f"`{self.name}` takes {count(most, 'argument')}, found {number}"
-            self._error(
-                "E203", message, self.node.span, binding_help(self.decl, self.node, self.caller.scope)
-            )
-        return number <= most
+        if number <= most:
+            return True
+        message = f"`{self.name}` takes {count(most, 'argument')}, found {number}"
+        help = binding_help(self.decl, self.node, self.caller.scope)
+        return self._error("E203", message, self.node.span, help)
 
     def _give(self, argument: ast.FnArg, node: ast.Node, found: dict[str, Operand]) -> bool:
         """Elaborate one argument in the caller, and add it to `found`; return False if it has an error."""
         name = argument.name.text
         if name in found or (self._is_dim(argument) and name in self.bindings.dims):
-            self._error("E203", f"`{name}` is given twice", node.span)
-            return False
+            return self._error("E203", f"`{name}` is given twice", node.span)
         if self._is_dim(argument):
             dim = kinds.dim(self.caller, node)
             if dim is not None:
@@ -170,10 +169,8 @@ class _Call:
             for each in self.decl.args
             if each.name.text not in given and each.default is None and not self._is_dim(each)
         ]
-        if missing:
-            names = " and ".join(f"`{name}`" for name in missing)
-            self._error("E203", f"`{self.name}` needs {names}", self.node.span)
-        return not missing
+        names = " and ".join(f"`{name}`" for name in missing)
+        return not missing or self._error("E203", f"`{self.name}` needs {names}", self.node.span)
 
     def _bind_generics(self) -> bool:
         """Bind `[d_out = d_ff]`: names of the function are on the left, names of the caller on the right."""
@@ -220,12 +217,9 @@ class _Call:
             if each.type and each.name.text in given
         ]
         mismatch = self.bindings.match(pairs)
-        if mismatch is None:
-            return True
-        self._refuse(mismatch[0], mismatch[1])
-        return False
+        return mismatch is None or self._refuse(*mismatch)
 
-    def _refuse(self, given: GivenArgument, reason: str) -> None:
+    def _refuse(self, given: GivenArgument, reason: str) -> Literal[False]:
         """Report an argument that does not match its declared type."""
         argument, operand = given.argument, given.operand
         type = type_of(given)
@@ -234,7 +228,7 @@ class _Call:
             *bound_labels(self.bindings, type, operand.span),
             Label(argument.name.span, f"`{argument.name.text}` is declared here"),
         ]
-        self.caller.scope.error("E219", message, operand.span, labels)
+        return self.caller.scope.error("E219", message, operand.span, labels)
 
     def _all_bound(self) -> bool:
         """Put the bound dimensions into the scope; return False, and report an error, if one is undetermined."""
@@ -244,8 +238,7 @@ class _Call:
             names = " and ".join(f"`{name}`" for name in missing)
             example = ", ".join(f"{name} = ..." for name in missing)
             message = f"no argument determines dimension {names} of `{self.name}`"
-            self._error("E220", message, self.node.span, f"give it: `{self.name}[{example}](...)`")
-            return False
+            return self._error("E220", message, self.node.span, f"give it: `{self.name}[{example}](...)`")
         for name in self.decl.generics:
             scope.dims[name.text], scope.places[name.text] = bindings.dims[name.text][0], name.span
         scope.rest = bindings.rest[0] if bindings.rest else ()

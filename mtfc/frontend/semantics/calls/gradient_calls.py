@@ -75,10 +75,9 @@ def _is_variable(expressions: Expressions, value: Operand) -> bool:
     """Return True for a floating-point tensor; report an error otherwise."""
     if value.type is not None and value.type.dtype in FLOATS:
         return True
-    expressions.scope.error(
+    return expressions.scope.error(
         "E202", f"only floating-point tensors have gradients, found {value.found}", value.span
     )
-    return False
 
 
 def _causes(body: Sequence[Equation], value: Value) -> list[Equation]:

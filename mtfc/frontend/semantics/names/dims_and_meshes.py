@@ -43,10 +43,8 @@ def _override(overrides: Sizes, scope: Scope) -> None:
 def valid_size(name: str, size: int, span: Span, scope: Scope) -> bool:
     """Return True if a dimension may have this size; report an error otherwise."""
     if size < 1:
-        scope.error("E207", f"`{name}` has size {size}, and the least possible is 1", span)
-    elif size > LIMIT:
-        scope.error("E207", f"the size of `{name}` does not fit in 64 bits", span)
-    return 1 <= size <= LIMIT
+        return scope.error("E207", f"`{name}` has size {size}, and the least possible is 1", span)
+    return size <= LIMIT or scope.error("E207", f"the size of `{name}` does not fit in 64 bits", span)
 
 
 def _dim(decl: ast.DimDecl, scope: Scope) -> Dim | None:

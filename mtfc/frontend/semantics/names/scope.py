@@ -10,6 +10,7 @@ from collections import ChainMap, Counter
 from collections.abc import Collection, Iterable, Mapping, MutableMapping
 from copy import copy
 from functools import cached_property
+from typing import Literal
 
 from mtfc.compiler.diagnostics import Diagnostics, Label, Span, nearest
 from mtfc.compiler.ir.training_flag import TRAINING
@@ -174,12 +175,16 @@ class Scope:
 
     def error(
         self, code: str, message: str, span: Span, labels: Iterable[Label] = (), help: str | None = None
-    ) -> None:
-        """Report an error, in a function with labels at the calls that led there: the innermost ones, and the user's own."""
+    ) -> Literal[False]:
+        """Report an error, in a function with labels at the calls that led there: the innermost ones, and the user's own.
+
+        Return False, so that a test can end with its error.
+        """
         calls = self.calls
         if len(calls) > MOST_CALLS_SHOWN:
             calls = (*calls[: MOST_CALLS_SHOWN - 1], calls[-1])
         self.reports.add(code, message, span, (*labels, *calls), help)
+        return False
 
     def unknown(
         self,
@@ -188,15 +193,15 @@ class Scope:
         name: ast.Name | ast.Path,
         known: Collection[str],
         help: str | None = None,
-    ) -> None:
-        """Report that `name` is not among the known names, and suggest the most similar one; else give `help`."""
+    ) -> Literal[False]:
+        """Report that `name` is not among the known names, and suggest the most similar one; else give `help`. Return False."""
         if name.text in self.doubtful:
-            return
+            return False
         near = self.reports.nearest(name.text, known)
         advice = f"did you mean `{near}`?" if near else help
         if advice is None and self.reports.suggests:
             advice = listing(known)
-        self.error(code, message, name.span, help=advice)
+        return self.error(code, message, name.span, help=advice)
 
     def declare(self, what: str, name: ast.Name, places: MutableMapping[str, Span]) -> bool:
         """Note the place of a declaration; return False, and report an error, if the name is declared already."""
@@ -216,8 +221,7 @@ class Scope:
         if name.text not in places:
             places[name.text] = name.span
             return True
-        self.error(code, message, name.span, [Label(places[name.text], label)], help)
-        return False
+        return self.error(code, message, name.span, [Label(places[name.text], label)], help)
 
     def dim(self, name: ast.DimName, code: str = "E103") -> Dim | None:
         found = self.find_dim(name)
@@ -289,9 +293,8 @@ class Scope:
         return bool(twice)
 
     def few_enough(self, dims: Collection[Dim], span: Span) -> bool:
-        if len(dims) > MAX_DIMS:
-            self.error("E212", f"{len(dims)} dimensions, and at most {MAX_DIMS} are possible", span)
-        return len(dims) <= MAX_DIMS
+        message = f"{len(dims)} dimensions, and at most {MAX_DIMS} are possible"
+        return len(dims) <= MAX_DIMS or self.error("E212", message, span)
 
     def _repeats(self, names: Collection[ast.DimName | ast.Ellipsis]) -> bool:
         places: dict[str, list[Span]] = {}

@@ -5,7 +5,8 @@ With micro-batches, a loss that is divided by a number of its own batch needs we
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 
 from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.core import Equation, Function, Value, walk
@@ -42,12 +43,11 @@ def loss_to_minimize(
     forward = bound(model.program.function("forward"), training=True)
     outputs = {output.name: output.value for output in forward.handed_out}
     if name.text in outputs:
-        states = model.program.states
-        loss = _Loss.of(name, outputs[name.text], forward, states, groups, scope)
+        loss = _Loss(name, outputs[name.text], forward, model, groups, scope)
         if not loss.is_good():
             return None
         if decl.weigh_by is not None:
-            return loss.weighed(decl.weigh_by, model, outputs)
+            return loss.weighed(decl.weigh_by, outputs)
         if micro_batches > 1:
             loss.warn_of_counts()
         return Minimized(name.text)
@@ -72,42 +72,34 @@ def report_not_returned(name: ast.Name, model: Model, outputs: Iterable[str], sc
     scope.error("E401", message, name.span, [label], help)
 
 
-@frozen
+@frozen(slots=False)
 class _Loss:
-    """A value to minimize, and the equations of its model.
-
-    inputs: those with dimensions. definitions: the equation of each value. links: for results of loops and arguments of their
-    regions, the values that these stand for.
-    """
+    """A value to minimize, and the equations of its model."""
 
     name: ast.Name
     value: Value
-    body: Sequence[Equation]
-    parameters: frozenset[Value]
-    inputs: frozenset[Value]
-    definitions: Mapping[Value, Equation]
-    links: Mapping[Value, Sequence[Value]]
+    forward: Function
+    model: Model
     groups: ParameterGroups
     scope: Scope
 
-    @classmethod
-    def of(
-        cls,
-        name: ast.Name,
-        value: Value,
-        forward: Function,
-        states: Collection[str],
-        groups: ParameterGroups,
-        scope: Scope,
-    ) -> _Loss:
-        parameters = frozenset(v for v in of_role(forward, "parameter") if v.name not in states)
-        inputs = frozenset(v for v in of_role(forward, "input") if v.type.dims)
-        equations = tuple(walk(forward.body))
-        definitions = {result: eqn for eqn in equations for result in eqn.results}
+    @cached_property
+    def parameters(self) -> frozenset[Value]:
+        states = self.model.program.states
+        return frozenset(v for v in of_role(self.forward, "parameter") if v.name not in states)
+
+    @cached_property
+    def definitions(self) -> Mapping[Value, Equation]:
+        """The equation of each value."""
+        return {result: eqn for eqn in walk(self.forward.body) for result in eqn.results}
+
+    @cached_property
+    def links(self) -> Mapping[Value, Sequence[Value]]:
+        """For results of loops and arguments of their regions, the values that these stand for."""
         links: dict[Value, Sequence[Value]] = {}
-        for eqn in equations:
+        for eqn in walk(self.forward.body):
             links |= _links(eqn) if eqn.regions else {}
-        return cls(name, value, forward.body, parameters, inputs, definitions, links, groups, scope)
+        return links
 
     def is_good(self) -> bool:
         """Return True if the value can be minimized; report an error otherwise."""
@@ -118,8 +110,7 @@ class _Loss:
         self, code: str, message: str, spans: Iterable[Span], label: str, help: str | None = None
     ) -> bool:
         labels = [Label(span, label) for span in spans]
-        self.scope.error(code, f"`{self.name.text}` {message}", self.name.span, labels, help)
-        return False
+        return self.scope.error(code, f"`{self.name.text}` {message}", self.name.span, labels, help)
 
     def _place(self) -> Iterator[Span]:
         """Yield the place where the value is computed."""
@@ -163,10 +154,9 @@ class _Loss:
             return True
         message = f"`{self.name.text}` depends on frozen parameters alone, and nothing would be trained"
         help = "leave a parameter that it depends on out of `frozen`"
-        self.scope.error("E419", message, self.name.span, self.groups.frozen_by, help)
-        return False
+        return self.scope.error("E419", message, self.name.span, self.groups.frozen_by, help)
 
-    def weighed(self, node: ast.Expr, model: Model, outputs: Mapping[str, Value]) -> Minimized | None:
+    def weighed(self, node: ast.Expr, outputs: Mapping[str, Value]) -> Minimized | None:
         """Return the loss with its weight; None, and an error, for a weight that is no number of the data."""
         if not isinstance(node, ast.Name):
             help = "write `weigh_by = tokens`, and return `tokens` from the model"
@@ -174,14 +164,11 @@ class _Loss:
             return None
         value = outputs.get(node.text)
         if value is None:
-            if model.complete:
-                _report_missing(node, model, outputs, self.scope)
+            if self.model.complete:
+                _report_missing(node, self.model, outputs, self.scope)
             return None
-        dtype, is_trained = (
-            value.type.dtype,
-            not self._reached(_operands, [value]).isdisjoint(self.parameters),
-        )
-        if value.type.dims or dtype == "bool" or is_trained:
+        is_trained = not self._reached(_operands, [value]).isdisjoint(self.parameters)
+        if value.type.dims or value.type.dtype == "bool" or is_trained:
             what = "depends on parameters" if is_trained else f"is {value.type}"
             message = f"micro-batches are weighed by one number of their data, and `{node.text}` {what}"
             self.scope.error("E410", message, node.span)
@@ -191,12 +178,13 @@ class _Loss:
     def warn_of_counts(self) -> None:
         """Warn if the loss is linear in a quotient whose divisor is one number of the micro-batch."""
         reached = self._reached(_linear_operands)
-        for eqn in self.body:
+        inputs = {value for value in of_role(self.forward, "input") if value.type.dims}
+        for eqn in self.forward.body:
             is_quotient = has_trait(eqn, "divide") and eqn.result in reached
             if not is_quotient or eqn.operands[1].type.dims:
                 continue
             made_of = self._reached(_operands, eqn.operands[1:])
-            if made_of.isdisjoint(self.inputs) or not made_of.isdisjoint(self.parameters):
+            if made_of.isdisjoint(inputs) or not made_of.isdisjoint(self.parameters):
                 continue
             message = f"`{self.name.text}` is divided by a number of each micro-batch, and their mean is not the mean of all"
             labels = [Label(eqn.span, "it is divided here")] if eqn.span else []

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 
 import attrs
 
 from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.core import Function, LossScale, Training, Update
 from mtfc.compiler.ir.training import BUILT_IN, LEARNING_RATE, LOSS_SCALE
-from mtfc.compiler.ir.types import FLOATS, WRITTEN_BYTES, TensorType
+from mtfc.compiler.ir.types import FLOATS, WRITTEN_BYTES
 from mtfc.compiler.records import frozen
 from mtfc.frontend.semantics.models import Model
 from mtfc.frontend.semantics.names.constants import number
@@ -34,6 +35,9 @@ from mtfc.frontend.semantics.training.rounded_updates import warn_of_rounding
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.ast import is_override
 
+MOST_LISTED = 20
+"""Names that the help of an error lists."""
+
 MOST_MICRO_BATCHES = 1024
 """Most micro-batches of one step; a larger number is surely a mistake, as one step reads all of them."""
 
@@ -57,100 +61,152 @@ def train_models(
 
 def _trained(model: Model, decl: ast.TrainDecl, scope: Scope, std: Scope) -> Model:
     groups = groups_of(model, decl, scope)
-    precision = elaborate_precision(decl.precision, scope) if decl.precision else None
+    precision = elaborate_precision(decl.precision, scope) if decl.precision else TrainPrecision()
     clip, accumulate, average = (_setting(key, getattr(decl, key), scope) for key in SETTINGS)
     minimized = loss_to_minimize(model, decl, scope, groups, int(accumulate or 1))
-    stored = {
-        name: type.with_dtype(precision.params if precision else type.dtype)
-        for name, type in model.slices.items()
-    }
-    optimizer = find_optimizer(decl.optimizer, scope, std) if decl.optimizer is not None else None
-    updates = _updates(decl, optimizer, groups, stored, model, scope, std)
-    entries = _entries(decl, groups, scope, std)
-    is_scaled = precision is not None and precision.loss_scale is not None
-    report = step_reports(model, decl, entries, is_scaled, scope)
+    block = _TrainBlock(model, decl, groups, scope, std)
+    updates = block.updates(precision.params if decl.precision else None)
+    reports, rate = block.reports(is_scaled=precision.loss_scale is not None)
     if minimized is None or updates is None:
         return model
     training = Training(
         minimized.name,
         updates,
-        precision.dtypes if precision else None,
+        precision.dtypes if decl.precision else None,
         clip,
         int(accumulate or 1),
         decl.span,
-        tuple(name for name in dict.fromkeys((*report.names, *model.watched)) if name != minimized.name),
-        report.learning_rate,
-        precision.reduce if precision else None,
-        precision.loss_scale if precision else None,
+        tuple(name for name in dict.fromkeys((*reports, *model.watched)) if name != minimized.name),
+        rate,
+        precision.reduce,
+        precision.loss_scale,
         average,
         minimized.weigh_by,
     )
     return attrs.evolve(model, program=attrs.evolve(model.program, training=training))
 
 
-def _updates(
-    decl: ast.TrainDecl,
-    optimizer: Optimizer | None,
-    groups: ParameterGroups,
-    stored: Mapping[str, TensorType],
-    model: Model,
-    scope: Scope,
-    std: Scope,
-) -> tuple[Update, ...] | None:
-    """Return the updates of all parameters that are not frozen; None if an update is wrong.
+@frozen(slots=False)
+class _TrainBlock:
+    """The optimizers and the `report` lines of a `train` block. std: the library's optimizers."""
 
-    `optimizer` updates the parameters without a group.
-    """
-    optimizers = [(find_optimizer(node, scope, std), names) for node, names in groups.optimized]
-    if decl.optimizer is not None:
-        optimizers.insert(0, (optimizer, groups.rest))
-    found: list[tuple[Update, ...] | None] = []
-    if decl.optimizer is None and (groups.rest or not decl.groups):
-        _report_missing(decl, groups, scope)
-        found.append(None)
-    for each, names in optimizers:
-        types = {name: stored[name] for name in names if name in stored}
-        updates = elaborate_updates(each, types, scope) if each else None
-        if each is not None and updates is not None:
-            warn_of_rounding(each, updates, model.program.parameters, scope, std)
-        found.append(updates)
-    if None not in found:
-        _check_override(decl, groups, scope)
-    right = [updates for updates in found if updates is not None]
-    return tuple(update for updates in right for update in updates) if len(right) == len(found) else None
+    model: Model
+    decl: ast.TrainDecl
+    groups: ParameterGroups
+    scope: Scope
+    std: Scope
 
+    @cached_property
+    def optimizers(self) -> list[tuple[Optimizer | None, tuple[str, ...]]]:
+        """Each optimizer with its parameters, first the optimizer of the parameters without a group."""
+        own = [(self.decl.optimizer, self.groups.rest)] if self.decl.optimizer is not None else []
+        nodes = (*own, *self.groups.optimized)
+        return [(find_optimizer(node, self.scope, self.std), names) for node, names in nodes]
 
-def _check_override(decl: ast.TrainDecl, groups: ParameterGroups, scope: Scope) -> None:
-    """Report an option that changes `optimizer = ...` where every parameter has an entry of its own."""
-    call = decl.optimizer
-    if call is None or groups.rest or not groups.members:
-        return
-    nodes = (call, *(call.keywords if isinstance(call, ast.Call) else ()))
-    for node in filter(is_override, nodes):
-        message = (
-            f"no parameter of `{decl.model.text}` is left for `optimizer = ...`: the option changes nothing"
-        )
-        scope.error("E417", message, node.span, optimizers_of(decl.groups), IN_THE_FILE)
-        return
+    def updates(self, dtype: str | None) -> tuple[Update, ...] | None:
+        """Return the updates of all parameters that are not frozen; None if an update is wrong.
 
+        dtype: the dtype of the parameters as stored, None for their own.
+        """
+        stored = {name: type.with_dtype(dtype or type.dtype) for name, type in self.model.slices.items()}
+        optimizers = self.optimizers
+        found: list[tuple[Update, ...] | None] = []
+        if self.decl.optimizer is None and (self.groups.rest or not self.decl.groups):
+            self._report_missing()
+            found.append(None)
+        for each, names in optimizers:
+            types = {name: stored[name] for name in names if name in stored}
+            updates = elaborate_updates(each, types, self.scope) if each else None
+            if each is not None and updates is not None:
+                warn_of_rounding(each, updates, self.model.program.parameters, self.scope, self.std)
+            found.append(updates)
+        if None not in found:
+            self._check_override()
+        right = [updates for updates in found if updates is not None]
+        return tuple(update for updates in right for update in updates) if len(right) == len(found) else None
 
-def _report_missing(decl: ast.TrainDecl, groups: ParameterGroups, scope: Scope) -> None:
-    what = f" for parameter `{groups.rest[0]}`" if decl.groups else ""
-    help = "add `optimizer = sgd(learning_rate = 0.1)`"
-    scope.error("E409", f"this `train` block has no optimizer{what}", decl.model.span, help=help)
+    def _check_override(self) -> None:
+        """Report an option that changes `optimizer = ...` where every parameter has an entry of its own."""
+        decl, call = self.decl, self.decl.optimizer
+        if call is None or self.groups.rest or not self.groups.members:
+            return
+        nodes = (call, *(call.keywords if isinstance(call, ast.Call) else ()))
+        for node in filter(is_override, nodes):
+            message = f"no parameter of `{decl.model.text}` is left for `optimizer = ...`: the option changes nothing"
+            self.scope.error("E417", message, node.span, optimizers_of(decl.groups), IN_THE_FILE)
+            return
 
+    def _report_missing(self) -> None:
+        what = f" for parameter `{self.groups.rest[0]}`" if self.decl.groups else ""
+        help = "add `optimizer = sgd(learning_rate = 0.1)`"
+        message = f"this `train` block has no optimizer{what}"
+        self.scope.error("E409", message, self.decl.model.span, help=help)
 
-def _entries(
-    decl: ast.TrainDecl, groups: ParameterGroups, scope: Scope, std: Scope
-) -> Sequence[Optimizer | None]:
-    """Return the optimizers whose learning rate `report` may mean: the one of `optimizer = ...`, or those of the groups.
+    def reports(self, is_scaled: bool) -> tuple[tuple[str, ...], Function | None]:
+        """Return the outputs to report besides the loss, in order, and the function of the learning rate if it is reported.
 
-    Optimizers that update no parameter are left out, unless there is no other.
-    """
-    own = [decl.optimizer] if decl.optimizer is not None else []
-    of_groups = [node for node, names in groups.optimized if names]
-    nodes = own if own and (groups.rest or not of_groups) else of_groups
-    return [find_optimizer(node, scope, std) for node in nodes]
+        Errors are reported for wrong names. is_scaled: there is a loss scale to report.
+        """
+        built_in = [name for name in BUILT_IN if is_scaled or name != LOSS_SCALE]
+        outputs = [output.name for output in self.model.program.function("forward").handed_out]
+        found: dict[str, ast.Name] = {}
+        places: dict[str, Span] = {}
+        for name in self.decl.report or ():
+            message = f"`{name.text}` is reported twice"
+            is_first = self.scope.is_first(name, places, "E410", message, "first named here")
+            if is_first and name.text in (*outputs, *built_in):
+                found[name.text] = name
+            elif is_first:
+                self._unknown(name, (*outputs, *built_in))
+        rate = None
+        if LEARNING_RATE in found and LEARNING_RATE not in outputs:
+            rate = self._learning_rate(found[LEARNING_RATE])
+            found = found if rate else {text: name for text, name in found.items() if text != LEARNING_RATE}
+        minimized = self.decl.minimize.text if self.decl.minimize else None
+        return tuple(text for text in found if text != minimized), rate
+
+    def _unknown(self, name: ast.Name, known: Sequence[str]) -> None:
+        """Report a name that the step cannot report."""
+        model, scope = self.model, self.scope
+        if not model.complete or name.text in scope.doubtful:
+            return
+        if name.text in model.places:
+            outputs = [output.name for output in model.program.function("forward").outputs]
+            report_not_returned(name, model, outputs, scope)
+            return
+        near = scope.reports.nearest(name.text, known)
+        meant = f"did you mean `{near}`? " if near else ""
+        more = f" and {len(known) - MOST_LISTED} more" if len(known) > MOST_LISTED else ""
+        help = f"{meant}a step can report {', '.join(f'`{each}`' for each in known[:MOST_LISTED])}{more}"
+        scope.error("E401", f"model `{model.program.name}` returns no `{name.text}`", name.span, help=help)
+
+    def _entries(self) -> list[Optimizer | None]:
+        """Return the optimizers whose learning rate `report` may mean: the one of `optimizer = ...`, or those of the groups.
+
+        Optimizers that update no parameter are left out, unless there is no other.
+        """
+        own = self.optimizers[: self.decl.optimizer is not None]
+        of_groups = [each for each in self.optimizers[len(own) :] if each[1]]
+        chosen = own if own and (self.groups.rest or not of_groups) else of_groups
+        return [optimizer for optimizer, _ in chosen]
+
+    def _learning_rate(self, name: ast.Name) -> Function | None:
+        """Return the function of the learning rate that all optimizers share; None, and an error, if there is none."""
+        optimizers, scope = self._entries(), self.scope
+        right = [each for each in optimizers if each is not None]
+        if len(right) < len(optimizers) or not all(_has_rate(name, each, scope) for each in right):
+            return None
+        given = [_given_rate(each, scope) for each in right]
+        if None in given:
+            return None
+        if all(rate == given[0] for rate in given) and given:
+            return elaborate_hyperparameter(right[0], LEARNING_RATE, scope)
+        if given:
+            message = f"the optimizers of this block have different learning rates: `{LEARNING_RATE}` could be any of them"
+            labels = [Label(each.call.span, "one of them is called here") for each in right[:MOST_LABELS]]
+            help = "give `optimizer = ...` some parameters, whose learning rate is then reported, or leave it out"
+            scope.error("E410", message, name.span, labels, help)
+        return None
 
 
 SETTINGS: Mapping[str, tuple[Callable[[float], bool], str]] = {
@@ -266,91 +322,6 @@ def _loss_scale(node: ast.Expr, precision: TrainPrecision, scope: Scope) -> Loss
     return None
 
 
-# `report`: outputs of the model, and the built-in reports of `ir/training.py`
-
-
-MOST_LISTED = 20
-"""Names that the help of an error lists."""
-
-
-@frozen
-class TrainReports:
-    """The outputs to report besides the loss, in order, and the function of the learning rate if the rate is reported."""
-
-    names: tuple[str, ...] = ()
-    learning_rate: Function | None = None
-
-
-def step_reports(
-    model: Model,
-    decl: ast.TrainDecl,
-    optimizers: Sequence[Optimizer | None],
-    is_scaled: bool,
-    scope: Scope,
-) -> TrainReports:
-    """Return the reports that are right, and report errors for the others.
-
-    The learning rate is that of `optimizers`, where None stands for an optimizer with an error. is_scaled: there is a loss scale
-    to report.
-    """
-    built_in = [name for name in BUILT_IN if is_scaled or name != LOSS_SCALE]
-    outputs = [output.name for output in model.program.function("forward").handed_out]
-    found: dict[str, ast.Name] = {}
-    places: dict[str, Span] = {}
-    for name in decl.report or ():
-        message = f"`{name.text}` is reported twice"
-        is_first = scope.is_first(name, places, "E410", message, "first named here")
-        if is_first and (name.text in outputs or _is_built_in(name, model, outputs, built_in, scope)):
-            found[name.text] = name
-    rate = None
-    if LEARNING_RATE in found and LEARNING_RATE not in outputs:
-        rate = _learning_rate(found[LEARNING_RATE], optimizers, scope)
-        found = found if rate else {text: name for text, name in found.items() if text != LEARNING_RATE}
-    minimized = decl.minimize.text if decl.minimize else None
-    return TrainReports(tuple(text for text in found if text != minimized), rate)
-
-
-def _is_built_in(
-    name: ast.Name, model: Model, outputs: Sequence[str], built_in: Sequence[str], scope: Scope
-) -> bool:
-    """True for a report that the step can make; report an error for an unknown name."""
-    if name.text not in built_in:
-        _unknown(name, model, (*outputs, *built_in), scope)
-    return name.text in built_in
-
-
-def _unknown(name: ast.Name, model: Model, known: Sequence[str], scope: Scope) -> None:
-    if not model.complete or name.text in scope.doubtful:
-        return
-    if name.text in model.places:
-        outputs = [output.name for output in model.program.function("forward").outputs]
-        report_not_returned(name, model, outputs, scope)
-        return
-    near = scope.reports.nearest(name.text, known)
-    meant = f"did you mean `{near}`? " if near else ""
-    more = f" and {len(known) - MOST_LISTED} more" if len(known) > MOST_LISTED else ""
-    help = f"{meant}a step can report {', '.join(f'`{each}`' for each in known[:MOST_LISTED])}{more}"
-    scope.error("E401", f"model `{model.program.name}` returns no `{name.text}`", name.span, help=help)
-
-
-def _learning_rate(name: ast.Name, optimizers: Sequence[Optimizer | None], scope: Scope) -> Function | None:
-    """Return the function of the learning rate that all optimizers share; None, and an error, if there is none."""
-    right = [each for each in optimizers if each is not None]
-    if len(right) < len(optimizers) or not all(_has_rate(name, each, scope) for each in right):
-        return None
-    given = [_given_rate(each, scope) for each in right]
-    if None in given:
-        return None
-    if all(rate == given[0] for rate in given) and given:
-        return elaborate_hyperparameter(right[0], LEARNING_RATE, scope)
-    if given:
-        message = f"the optimizers of this block have different learning rates: `{LEARNING_RATE}` could be any of them"
-        labels = [Label(each.call.span, "one of them is called here") for each in right[:MOST_LABELS]]
-        help = "give `optimizer = ...` some parameters, whose learning rate is then reported, or leave it out"
-        scope.error("E410", message, name.span, labels, help)
-    return None
-
-
 def _given_rate(optimizer: Optimizer, scope: Scope) -> tuple[Scope | None, ast.Argument] | None:
     """Return the expression of the learning rate, and the file with the optimizer if the expression is a default."""
     decl = declaration_of(optimizer, LEARNING_RATE)
@@ -372,5 +343,4 @@ def _has_rate(name: ast.Name, optimizer: Optimizer, scope: Scope) -> bool:
     message = f"optimizer `{optimizer.name}` has no hyperparameter `{LEARNING_RATE}` to report"
     label = Label(optimizer.call.span, "it is called here")
     listed = ", ".join(f"`{hyper}`" for hyper in hypers)
-    scope.error("E410", message, name.span, [label], f"it has {listed}" if hypers else None)
-    return False
+    return scope.error("E410", message, name.span, [label], f"it has {listed}" if hypers else None)
