@@ -18,7 +18,7 @@ from mtfc.compiler.records import frozen
 from mtfc.frontend.layouts.declared_layouts import DeclaredLayout, declare_layouts, named_once
 from mtfc.frontend.layouts.parts import MultiMeshLayout, declare_multi_mesh
 from mtfc.frontend.semantics.bodies.parameters_and_states import never_updated
-from mtfc.frontend.semantics.calls.builtin_calls import BUILTINS
+from mtfc.frontend.semantics.calls.builtin_calls import USAGES
 from mtfc.frontend.semantics.calls.function_calls import check_signature, find_function
 from mtfc.frontend.semantics.models import Model, elaborate_model
 from mtfc.frontend.semantics.names.dims_and_meshes import Sizes, declare_meshes
@@ -202,7 +202,7 @@ def _expressions(node: ast.Node) -> Iterator[ast.Node]:
 
 def _check(node: ast.Node, scope: Scope, values: Collection[str]) -> None:
     if isinstance(node, ast.Call) and not _exists(node.function, scope):
-        unknown_function(scope, node.function, values, BUILTINS)
+        unknown_function(scope, node.function, values, USAGES)
     if isinstance(node, ast.Binary) and node.op == "@":
         scope.error("E004", other_libraries.NO_PRODUCT, node.span, help=other_libraries.EINSUM)
     if isinstance(node, ast.Type | ast.DimList):
@@ -213,4 +213,4 @@ def _check(node: ast.Node, scope: Scope, values: Collection[str]) -> None:
 
 def _exists(name: ast.Name | ast.Path, scope: Scope) -> bool:
     """Return True if there is a function or an initializer of this name."""
-    return find_function(scope, name) is not None or name.text in BUILTINS or name.text in DISTRIBUTIONS
+    return find_function(scope, name) is not None or name.text in USAGES or name.text in DISTRIBUTIONS

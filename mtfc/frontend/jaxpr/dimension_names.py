@@ -153,7 +153,9 @@ def merge_copies(flat: Flat) -> None:
 def merge_linked_copies(flat: Flat) -> None:
     """Unite the axes of arrays at the same place in copies of one array of several axes, after arrays are linked."""
     for first, *others in _copies(flat):
-        if _matrices(first) == 1 and all(_may_unite(first, other) for other in others):
+        if _matrices(first) == 1 and all(
+            may_unite(a, b) for other in others for a, b in _axes_of(first, other)
+        ):
             _unite(first, others)
 
 
@@ -175,19 +177,16 @@ def _matrices(copy: Copy) -> int:
     return sum(len(var.shape) > 1 for var in copy.values())
 
 
-def _may_unite(first: Copy, other: Copy) -> bool:
-    return all(
-        may_unite(a, b)
-        for place, var in first.items()
-        for a, b in zip(var.axes, other[place].axes, strict=True)
-    )
+def _axes_of(first: Copy, other: Copy) -> Iterator[tuple[Axis, Axis]]:
+    """Yield the axes at the same place in two copies."""
+    for place, var in first.items():
+        yield from zip(var.axes, other[place].axes, strict=True)
 
 
 def _unite(first: Copy, others: list[Copy]) -> None:
     for other in others:
-        for place, var in first.items():
-            for a, b in zip(var.axes, other[place].axes, strict=True):
-                unite(a, b)
+        for pair in _axes_of(first, other):
+            unite(*pair)
 
 
 def _groups(flat: Flat) -> dict[tuple[str | bool, ...], dict[str, Copy]]:

@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 
 from mtfc.compiler.activity import doing
-from mtfc.compiler.cost.sizes import Numbers, bytes_of, whole
+from mtfc.compiler.cost.sizes import UNDISTRIBUTED, bytes_of, whole
 from mtfc.compiler.diagnostics import Diagnostic, Label, Span
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import (
@@ -31,7 +31,7 @@ from mtfc.compiler.ir.core import (
 from mtfc.compiler.ir.loops import dim_of
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.calls import FUNCTION
-from mtfc.compiler.ir.types import ITEM_BYTES, Dim, Mesh, TensorType
+from mtfc.compiler.ir.types import ITEM_BYTES, Dim, TensorType
 from mtfc.compiler.ir.verifier import verify
 from mtfc.compiler.search.repeated_layers import RepeatedLayers
 from mtfc.frontend.jaxpr.counted_indices import batch_counted_rows
@@ -407,9 +407,6 @@ def identifier(text: str) -> str:
     return found if found and not found[0].isdigit() else f"a{found}"
 
 
-ALONE = Numbers(Mesh("one", ()))
-
-
 @attrs.frozen
 class Work:
     """FLOPs, and bytes that are read and written; or shares of both."""
@@ -434,8 +431,8 @@ def work_of(body: tuple[Equation, ...], times: int = 1) -> Iterator[tuple[Equati
         for region in eqn.regions:
             yield from work_of(region.body, times * dim_of(eqn).size)
         if not eqn.regions:
-            flops = OPS[eqn.op].flops(eqn, ALONE)
-            moved = sum(whole(bytes_of(value.type, ALONE)) for value in (*eqn.operands, *eqn.results))
+            flops = OPS[eqn.op].flops(eqn, UNDISTRIBUTED)
+            moved = sum(whole(bytes_of(value.type, UNDISTRIBUTED)) for value in (*eqn.operands, *eqn.results))
             yield eqn, Work(times * flops, times * moved)
 
 

@@ -32,12 +32,12 @@ BORDERS = (SEPARATOR, "LBRACE", "RBRACE")
 ELSE = ("else", "elif")
 
 
-def parse(text: str, file: str, diagnostics: Diagnostics, line: int = 1) -> ast.File:
+def parse(text: str, file: str, diagnostics: Diagnostics, line: int = 1, before: int = 0) -> ast.File:
     """Return the syntax tree of a file, or of its text from `line` on.
 
-    Text that does not parse is reported, and becomes a `Broken` node.
+    before: characters of the text that stand before the file. Text that does not parse is reported, and becomes a `Broken` node.
     """
-    tokens = lex(text, line)
+    tokens = lex(text, line, before)
     stream = arrange(tokens, file, diagnostics)
     declarations = _Parser(stream, TreeBuilder(file), diagnostics).run()
     end = tokens[-1]
@@ -111,7 +111,7 @@ class _Parser:
     def _span(self, begin: int) -> Span:
         """Return the span from token `begin` to the last one before the current token."""
         first, last = self.tokens[begin], self.tokens[max(begin, self.index - 1)]
-        return Span(self.file, first.line, first.column, last.line, last.column + len(last.text))
+        return Span(self.file, first.line, max(first.column, 1), last.line, max(last.end_column, 1))
 
     # Errors
 
@@ -268,37 +268,10 @@ def parse_option(
     whole = Span(file, 1, 1, 1, 1 + len(text))
     if not text.lstrip().startswith(brackets[0]):
         prefix, text = prefix + brackets[0], f"{text}\n{brackets[1]}"
-    found = Diagnostics()
-    declarations = parse(prefix + text, file, found).declarations
-    diagnostics.extend(_moved_diagnostic(each, -len(prefix)) for each in found)
+    declarations = parse(prefix + text, file, diagnostics, before=len(prefix)).declarations
     diagnostics.raise_if_errors()
     decl = declarations[0]
     if len(declarations) > 1 or not isinstance(decl, kind):
         diagnostics.add("E312", "expected one list of rules, and nothing else", whole)
         raise CompileError(diagnostics)
-    return _moved(decl, -len(prefix))
-
-
-def _moved_span(span: Span, by: int) -> Span:
-    """Return a span with the columns of line 1 moved."""
-    column = max(1, span.column + by) if span.line == 1 else span.column
-    end = max(column, span.end_column + by) if span.end_line == 1 else span.end_column
-    return attrs.evolve(span, column=column, end_column=end)
-
-
-def _moved_diagnostic(diagnostic: Diagnostic, by: int) -> Diagnostic:
-    labels = tuple(attrs.evolve(label, span=_moved_span(label.span, by)) for label in diagnostic.labels)
-    return attrs.evolve(diagnostic, span=_moved_span(diagnostic.span, by), labels=labels)
-
-
-def _moved(node: N, by: int) -> N:
-    """Return a node with all its spans moved."""
-    return node.evolve(**{name: _moved_field(getattr(node, name), by) for name in node.fields})
-
-
-def _moved_field(value: object, by: int) -> object:
-    if isinstance(value, Span):
-        return _moved_span(value, by)
-    if isinstance(value, tuple):
-        return tuple(_moved_field(item, by) for item in value)
-    return _moved(value, by) if isinstance(value, ast.Node) else value
+    return decl

@@ -12,7 +12,6 @@ loop, and at the end of its body for the next iteration.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import ClassVar
@@ -50,7 +49,7 @@ class BodyKind:
     unused: Unused = NOTHING
 
 
-class ElaboratedBody(ABC):
+class ElaboratedBody:
     """A list of statements during elaboration.
 
     places: the declarations of inputs, arguments and parameters. dim_places: the declarations of local dimensions. states: the
@@ -273,21 +272,20 @@ class ElaboratedBody(ABC):
             dims.add(loop.dim)
         return True
 
-    @abstractmethod
-    def return_(self, node: ast.Return) -> None:
-        """Elaborate `return`, which ends the body."""
-
-    def loop(self, node: ast.Repeat | ast.Scan) -> None:
+    def repeat(self, node: ast.Repeat | ast.Scan) -> None:
         elaborate_loop(self, node)
+
+    scan = repeat
 
     def yield_(self, node: ast.Yield) -> None:
         if self.loops:
             self.loops[-1].yields(node)
             return
-        self.misplaced(node, "yield", "a loop")
+        self.misplaced(node, "a loop")
         self.expressions.values[node.name.text] = None
 
-    def misplaced(self, node: ast.Node, keyword: str, where: str) -> None:
+    def misplaced(self, node: ast.Node, where: str) -> None:
+        keyword = self.STATEMENTS[type(node)].rstrip("_")
         self.scope.error("E114", f"`{keyword}` belongs in {where}", node.span)
 
     STATEMENTS: ClassVar[Mapping[type[ast.Node], str]] = {
@@ -295,8 +293,8 @@ class ElaboratedBody(ABC):
         ast.Param: "param",
         ast.DimDecl: "dim",
         ast.Return: "return_",
-        ast.Repeat: "loop",
-        ast.Scan: "loop",
+        ast.Repeat: "repeat",
+        ast.Scan: "scan",
         ast.Yield: "yield_",
         ast.State: "state",
         ast.StateUpdate: "update",
@@ -474,7 +472,7 @@ class Loop:
 
     def _statement(self, node: ast.Statement) -> None:
         if isinstance(node, ast.Return):
-            self.body.misplaced(node, "return", f"the {self.body.kind.word}, after its loops")
+            self.body.misplaced(node, f"the {self.body.kind.word}, after its loops")
         else:
             self.body.statement(node)
 

@@ -56,7 +56,7 @@ def elaborate_call(expressions: Expressions, node: ast.Call, variables: Variable
     if builtin is None:
         _check_nested(expressions, node)
         values = expressions.known_values
-        unknown_function(expressions.scope, node.function, values, BUILTINS)
+        unknown_function(expressions.scope, node.function, values, USAGES)
         return (None,)
     result = _built(expressions, node, builtin, Site(node.span, variables[0], tuple(variables[1:])))
     return result if isinstance(result, tuple) else (result,)
@@ -279,6 +279,7 @@ TABLE = (
 )
 
 BUILTINS: dict[str, Builtin] = {each.name: each for each in TABLE}
+USAGES = {name: each.usage for name, each in BUILTINS.items()}
 
 ELEMENTWISE_TWINS = {
     "max": "`maximum(x, y)`, which is elementwise",

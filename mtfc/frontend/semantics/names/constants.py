@@ -43,13 +43,24 @@ ARITHMETIC: dict[str, Callable[[float, float], float]] = {
     "//": operator.floordiv,
     "**": _power,
 }
+OPERATORS = {
+    "+": "add",
+    "-": "sub",
+    "*": "mul",
+    "/": "div",
+    "**": "pow",
+    "<": "lt",
+    "<=": "le",
+    ">": "gt",
+    ">=": "ge",
+    "==": "eq",
+    "!=": "ne",
+    "and": "and",
+    "or": "or",
+}
+"""Operator -> the op that applies it to tensors."""
 COMPARISONS: dict[str, Callable[[float, float], bool]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-    "==": operator.eq,
-    "!=": operator.ne,
+    sign: getattr(operator, OPERATORS[sign]) for sign in ("<", "<=", ">", ">=", "==", "!=")
 }
 LOGIC: dict[str, Callable[[bool, bool], bool]] = {"and": operator.and_, "or": operator.or_}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Protocol
 
 from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.types import WRITTEN_BYTES, Dim
@@ -12,17 +11,10 @@ from mtfc.frontend.semantics.names.scope import Scope
 from mtfc.frontend.syntax import ast, other_libraries
 
 
-class HasUsage(Protocol):
-    """A built-in function; `usage` is an example of a call."""
-
-    @property
-    def usage(self) -> str: ...
-
-
 def unknown_function(
-    scope: Scope, function: ast.Name | ast.Path, values: Collection[str], builtins: Mapping[str, HasUsage]
+    scope: Scope, function: ast.Name | ast.Path, values: Collection[str], builtins: Mapping[str, str]
 ) -> None:
-    """Report an unknown function; `values` are the variables, `builtins` the functions that are built in."""
+    """Report an unknown function; `values` are the variables, `builtins` examples of calls of built-in functions."""
     if isinstance(function, ast.Path):
         _in_module(scope, function, values, builtins)
         return
@@ -60,17 +52,17 @@ def product_help(node: ast.Binary, left: tuple[Dim, ...], right: tuple[Dim, ...]
     return f"give the operand a name first, {unnamed}, and {call}" if unnamed else call
 
 
-def _habit(scope: Scope, name: str, builtins: Mapping[str, HasUsage]) -> str | None:
+def _habit(scope: Scope, name: str, builtins: Mapping[str, str]) -> str | None:
     """Return help for a function of another library."""
     if name in builtins:
-        return f"write `{builtins[name].usage}`"
+        return f"write `{builtins[name]}`"
     if name in WRITTEN_BYTES:
         return f"write `cast(x, {name})`"
     return _in_library(scope, name) or other_libraries.FUNCTIONS.get(name) or other_libraries.LAYERS.get(name)
 
 
 def _in_module(
-    scope: Scope, function: ast.Path, values: Collection[str], builtins: Mapping[str, HasUsage]
+    scope: Scope, function: ast.Path, values: Collection[str], builtins: Mapping[str, str]
 ) -> None:
     head, *rest = function.parts
     if head == "random" and head not in scope.modules:
@@ -87,21 +79,21 @@ def _in_module(
         scope.error("E113", message, function.span, help=_import(scope, function, builtins))
 
 
-def _missing(scope: Scope, function: ast.Path, builtins: Mapping[str, HasUsage]) -> None:
+def _missing(scope: Scope, function: ast.Path, builtins: Mapping[str, str]) -> None:
     """Report a function that an imported module lacks, unless an error in the module may be the reason."""
     head, *rest = function.parts
     module, last = scope.modules[head], rest[-1]
     if module is None or not module.doubtful.isdisjoint(rest):
         return
     message = f"module `{head}` has no function `{'.'.join(rest)}`"
-    usage = f"write `{builtins[last].usage}`" if last in builtins else None
+    usage = f"write `{builtins[last]}`" if last in builtins else None
     if advice := other_libraries.LAYERS.get(last) or usage:
         scope.error("E104", message, function.span, help=advice)
     else:
         scope.unknown("E104", message, function, [f"{head}.{name}" for name in module.functions])
 
 
-def _import(scope: Scope, function: ast.Path, builtins: Mapping[str, HasUsage]) -> str | None:
+def _import(scope: Scope, function: ast.Path, builtins: Mapping[str, str]) -> str | None:
     """Return help for a module that is not imported."""
     head, *_, name = function.parts
     if head == "self":

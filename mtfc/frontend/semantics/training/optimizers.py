@@ -443,6 +443,14 @@ class UpdateBody(ElaboratedBody):
 
     # Statements
 
+    def statement(self, node: ast.Statement) -> None:
+        if isinstance(node, ast.Assign | ast.State | ast.Yield | ast.Broken):
+            super().statement(node)
+            return
+        self.misplaced(node, "a model or a function")
+        for name in bound(node):
+            self.expressions.values[name.text] = None
+
     def assign(self, node: ast.Assign) -> None:
         given = [target for target in node.targets if target.text in self.given]
         values = self.expressions.values
@@ -509,26 +517,3 @@ class UpdateBody(ElaboratedBody):
             help = "begin with `zeros_like(p)`, `zeros([dims])`, `full([dims], 0.1)` or a number"
             self.scope.error("E413", message, node.value.span, help=help)
         return None
-
-    def param(self, node: ast.Param) -> None:
-        self._not_here(node, "param")
-
-    def watch(self, node: ast.Watch) -> None:
-        self._not_here(node, "watch")
-
-    def update(self, node: ast.StateUpdate) -> None:
-        self._not_here(node, "update")
-
-    def dim(self, node: ast.DimDecl) -> None:
-        self._not_here(node, "dim")
-
-    def return_(self, node: ast.Return) -> None:
-        self._not_here(node, "return")
-
-    def loop(self, node: ast.Repeat | ast.Scan) -> None:
-        self._not_here(node, "repeat" if isinstance(node, ast.Repeat) else "scan")
-
-    def _not_here(self, node: ast.Statement, keyword: str) -> None:
-        self.misplaced(node, keyword, "a model or a function")
-        for name in bound(node):
-            self.expressions.values[name.text] = None
