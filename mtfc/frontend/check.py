@@ -22,7 +22,7 @@ from mtfc.frontend.semantics.names.modules import Neighbour, no_neighbour
 from mtfc.frontend.syntax.parser import parse
 
 if TYPE_CHECKING:
-    from mtfc.frontend.layouts.parts import MultiMeshLayout
+    from mtfc.frontend.layouts.declared_layouts import MultiMeshLayout
     from mtfc.placements.declarations import DeclaredPlacement
 
 CheckPlacements = Callable[[Program, "Sequence[DeclaredPlacement]"], Iterable[Diagnostic]]

@@ -15,13 +15,18 @@ from mtfc.compiler.ir.initializers import DISTRIBUTIONS
 from mtfc.compiler.ir.training_flag import TRAINING
 from mtfc.compiler.ir.types import WRITTEN_BYTES, Dim, Mesh
 from mtfc.compiler.records import frozen
-from mtfc.frontend.layouts.declared_layouts import DeclaredLayout, declare_layouts, named_once
-from mtfc.frontend.layouts.parts import MultiMeshLayout, declare_multi_mesh
+from mtfc.frontend.layouts.declared_layouts import (
+    DeclaredLayout,
+    MultiMeshLayout,
+    declare_layouts,
+    declare_multi_mesh,
+    named_once,
+)
 from mtfc.frontend.semantics.bodies.parameters_and_states import never_updated
 from mtfc.frontend.semantics.calls.builtin_calls import USAGES
 from mtfc.frontend.semantics.calls.function_calls import check_signature, find_function
 from mtfc.frontend.semantics.models import Model, elaborate_model
-from mtfc.frontend.semantics.names.dims_and_meshes import Sizes, declare_meshes
+from mtfc.frontend.semantics.names.constants import Sizes, declare_meshes
 from mtfc.frontend.semantics.names.modules import Loader, Neighbour, declarations_of, no_neighbour
 from mtfc.frontend.semantics.names.scope import ANY, STEP, Reports, Scope
 from mtfc.frontend.semantics.names.unknown_names import unknown_function

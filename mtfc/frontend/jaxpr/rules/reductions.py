@@ -75,34 +75,42 @@ def _emit_cumsum(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Valu
 Padding = tuple[int, int]
 
 
-def windowed(
+Row = tuple[int, int, int, Padding, int, int]
+"""An axis with windows: (axis, size, stride, padding, spacing of its elements in the padded array, dilation)."""
+
+
+def _all_windows(
     emitter: JaxprEmitter,
     value: Value,
-    source: Dim,
-    out: Dim,
-    kernel: Dim,
-    *,
-    stride: int,
-    padding: Padding,
-    spacing: int,
-    dilation: int,
-    fill: float | int | bool,
-) -> Value:
-    """Return the windows of a dimension. spacing: the distance of its elements in the padded array."""
-    build = emitter.build
-    low, high = (int(each) for each in padding)
-    if spacing > 1:
-        wide = emitter.dims.new("spaced", (source.size - 1) * spacing + 1)
-        value = build("pad", value, source=source, target=wide, before=0, stride=spacing, value=fill)
-        source = wide
-    if low < 0 or high < 0:
-        part = emitter.dims.new("part", source.size + min(low, 0) + min(high, 0))
-        value = build("slice", value, source=source, target=part, start=max(-low, 0), stride=1)
-        source = part
-    return build(
-        "window", value, source=source, out=out, kernel=kernel, stride=stride, before=max(low, 0),
-        after=max(high, 0), dilation=dilation, value=fill,
-    )  # fmt: skip
+    axes: Axes,
+    rows: Sequence[Row],
+    kernel_of: Callable[[int], Dim],
+    targets: Axes,
+    fill: float,
+) -> tuple[Value, list[tuple[Dim, Axis]]]:
+    """Return the windows along axes of a value, and the dimensions of the windows' places with their axes.
+
+    kernel_of: makes the dimension inside of windows for the row of a number. targets: the axes of the windows' places.
+    """
+    build, outs = emitter.build, list[tuple[Dim, Axis]]()
+    for n, (j, _, stride, padding, spacing, dilation) in enumerate(rows):
+        value, source = emitter.merged(value, axes, j)
+        kernel, out = kernel_of(n), emitter.single(targets[n], "out")
+        low, high = (int(each) for each in padding)
+        if spacing > 1:
+            wide = emitter.dims.new("spaced", (source.size - 1) * spacing + 1)
+            value = build("pad", value, source=source, target=wide, before=0, stride=spacing, value=fill)
+            source = wide
+        if low < 0 or high < 0:
+            part = emitter.dims.new("part", source.size + min(low, 0) + min(high, 0))
+            value = build("slice", value, source=source, target=part, start=max(-low, 0), stride=1)
+            source = part
+        value = build(
+            "window", value, source=source, out=out, kernel=kernel, stride=stride, before=max(low, 0),
+            after=max(high, 0), dilation=dilation, value=fill,
+        )  # fmt: skip
+        outs.append((out, targets[n]))
+    return value, outs
 
 
 # convolution
@@ -142,19 +150,19 @@ def _emit_convolution(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence
     numbers, dtype = params["dimension_numbers"], result.dtype
     value = emitter.build.cast(emitter.operand(step, 0), dtype)
     kernel = emitter.build.cast(emitter.operand(step, 1), dtype)
-    axes, own = list(x.axes), step.axes(1)
-    outs: list[tuple[Dim, Axis]] = []
-    for n, (i, k, o) in enumerate(
-        zip(numbers.lhs_spec[2:], numbers.rhs_spec[2:], numbers.out_spec[2:], strict=True)
-    ):
-        value, source = emitter.merged(value, tuple(axes), i)
-        kernel, size = emitter.merged(kernel, own, k)
-        out = emitter.single(result.axes[o], "out")
-        value = windowed(
-            emitter, value, source, out, size, stride=params["window_strides"][n], padding=params["padding"][n],
-            spacing=params["lhs_dilation"][n], dilation=params["rhs_dilation"][n], fill=0.0,
-        )  # fmt: skip
-        outs.append((out, result.axes[o]))
+    own = step.axes(1)
+
+    def size_of_window(n: int) -> Dim:
+        nonlocal kernel
+        kernel, size = emitter.merged(kernel, own, numbers.rhs_spec[2 + n])
+        return size
+
+    rows = zip(
+        numbers.lhs_spec[2:], numbers.rhs_spec[2:], params["window_strides"], params["padding"],
+        params["lhs_dilation"], params["rhs_dilation"], strict=True,
+    )  # fmt: skip
+    targets = tuple(result.axes[o] for o in numbers.out_spec[2:])
+    value, outs = _all_windows(emitter, value, x.axes, [*rows], size_of_window, targets, 0.0)
     known = {*value.type.dims, *kernel.type.dims}
     spatial = {f for _, factors in outs for f in leaves(factors)}
     dims = tuple(d for d in _dims_without(emitter, step, spatial) if d in known)
@@ -175,8 +183,8 @@ def _dims_without(emitter: JaxprEmitter, step: AppliedPrimitive, spatial: set[An
 # reduce_window
 
 
-def _windows(step: AppliedPrimitive) -> list[tuple[int, int, int, Padding, int, int]]:
-    """Return (axis, size, stride, padding, spacing, dilation) of each axis that has windows."""
+def _windows(step: AppliedPrimitive) -> list[Row]:
+    """Return the rows of the axes that have windows."""
     params, rank = step.params, len(step.operands[-1].shape)
     ones = (1,) * rank
     rows = zip(
@@ -206,7 +214,7 @@ def _pooling(op: str) -> PrimitiveRule:
     def emit(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
         result = step.results[0]
         value = emitter.operand(step, 0)
-        value, kernels, outs = _all_windows(emitter, step, value, result.axes, FILLS[op])
+        value, kernels, outs = _pooled(emitter, step, value, result.axes, FILLS[op])
         found = emitter.build(op, value, over=tuple(kernels)) if kernels else value
         for out, factors in outs:
             found = emitter.parted(found, out, factors)
@@ -217,21 +225,18 @@ def _pooling(op: str) -> PrimitiveRule:
     )
 
 
-def _all_windows(
+def _pooled(
     emitter: JaxprEmitter, step: AppliedPrimitive, value: Value, axes: Axes, fill: float
 ) -> tuple[Value, list[Dim], list[tuple[Dim, Axis]]]:
     """Return the windows along all axes, the dimensions inside of windows, and those of the windows with their axes."""
-    own, kernels, outs = step.operands[-1].axes, [], []
-    for j, size, stride, padding, spacing, dilation in _windows(step):
-        value, source = emitter.merged(value, own, j)
-        kernel = emitter.dims.new("window", size)
-        out = emitter.single(axes[j], "out")
-        value = windowed(
-            emitter, value, source, out, kernel, stride=stride, padding=padding, spacing=spacing, dilation=dilation,
-            fill=fill,
-        )  # fmt: skip
-        kernels.append(kernel)
-        outs.append((out, axes[j]))
+    rows, kernels = _windows(step), list[Dim]()
+
+    def kernel(n: int) -> Dim:
+        kernels.append(emitter.dims.new("window", rows[n][1]))
+        return kernels[-1]
+
+    targets = tuple(axes[row[0]] for row in rows)
+    value, outs = _all_windows(emitter, value, step.operands[-1].axes, rows, kernel, targets, fill)
     return value, kernels, outs
 
 
@@ -260,7 +265,7 @@ def _emit_selection(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[V
     value = emitter.operand(step, 1)
     if step.params["select_prim"].name == "le":
         value = build("neg", value)
-    windows, kernels, outs = _all_windows(emitter, step, value, axes, float("-inf"))
+    windows, kernels, outs = _pooled(emitter, step, value, axes, float("-inf"))
     folded = []
     for (j, _, stride, (low, high), _, _), kernel, (out, factors) in zip(
         _windows(step), kernels, outs, strict=True

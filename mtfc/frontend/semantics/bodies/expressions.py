@@ -32,7 +32,7 @@ from mtfc.frontend.semantics.names.constants import (
     shown,
     truth,
 )
-from mtfc.frontend.semantics.names.scope import Scope, Section, count
+from mtfc.frontend.semantics.names.scope import NamedSection, Scope, count
 from mtfc.frontend.semantics.names.unknown_names import product_help, unknown_value
 from mtfc.frontend.syntax import ast, other_libraries
 
@@ -136,7 +136,7 @@ class Expressions:
 
     def note_section(self, name: str, span: Span) -> None:
         """Note the place of a call, a variable or a loop, so that a part of a layout may name it."""
-        section = Section(self.block.located(span) or span, self.builder.is_looped())
+        section = NamedSection(self.block.located(span) or span, self.builder.is_looped())
         self.scope.reports.sections.setdefault(name, []).append(section)
 
     def parameter_name(self, name: str) -> str:

@@ -28,7 +28,7 @@ from mtfc.frontend.semantics.bodies import parameters_and_states as declared
 from mtfc.frontend.semantics.bodies.expressions import CallRule, Expressions, Operand, Result
 from mtfc.frontend.semantics.bodies.function_builder import FunctionBuilder, LoopBuilder
 from mtfc.frontend.semantics.bodies.parameters_and_states import initializer, shared_parameter
-from mtfc.frontend.semantics.names.dims_and_meshes import valid_size
+from mtfc.frontend.semantics.names.constants import valid_size
 from mtfc.frontend.semantics.names.scope import Scope, count
 from mtfc.frontend.semantics.names.unused_values import NOTHING, Unused
 from mtfc.frontend.syntax import ast

@@ -19,7 +19,7 @@ from mtfc.compiler.diagnostics import CompileError, Label, Span
 from mtfc.compiler.ir.builder import Names
 from mtfc.compiler.records import define
 from mtfc.frontend.semantics.names import standard_library
-from mtfc.frontend.semantics.names.dims_and_meshes import Sizes, declare_dims
+from mtfc.frontend.semantics.names.constants import Sizes, declare_dims
 from mtfc.frontend.semantics.names.scope import Reports, Scope
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.ast import walk

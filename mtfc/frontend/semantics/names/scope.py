@@ -53,7 +53,7 @@ class FileSize:
 
 
 @frozen
-class Section:
+class NamedSection:
     """A call, a variable or a loop of a model. is_looped: True inside of a loop."""
 
     place: Span
@@ -87,7 +87,7 @@ class Reports:
         self.grown = FileSize()
         self.dropped: set[str] = set()
         self.dropped_dims: dict[str, tuple[Dim, Span]] = {}
-        self.sections: dict[str, list[Section]] = {}
+        self.sections: dict[str, list[NamedSection]] = {}
         self._unused: dict[Span, Unused] = {}
         self._comparisons = MAX_COMPARISONS
 
