@@ -388,7 +388,9 @@ class Flattener:
         for x, var in zip(found, eqn.outvars, strict=True):
             env[var] = self._as_data(x, self.var(var.aval).key) if is_of_data else x
         if len(self._steps) == before:
-            self._step(_copy(), (TRUE,), self._like(TRUE), {})
+            import jax
+
+            self._step(jax.lax.copy_p, (TRUE,), self._like(TRUE), {})
         self._steps[-1].ends, self._steps[-1].is_expansion = eqn, True
 
     def _as_data(self, x: Operand | Empty, key: str | None) -> Operand | Empty:
@@ -600,13 +602,6 @@ class Flattener:
 
 def _with_elements(operands: Iterable[Operand | Empty]) -> tuple[Operand, ...]:
     return tuple(x for x in operands if not isinstance(x, Empty))
-
-
-def _copy() -> Any:
-    """Return the primitive `copy`."""
-    import jax
-
-    return jax.lax.copy_p
 
 
 def _becomes_loop(eqn: Any, operands: Sequence[Operand | Empty]) -> bool:

@@ -221,10 +221,11 @@ def imported(
             merge_linked_copies(flat)
         place_renames(linker, flat)
     model = _model_arguments(flat, len(args)) if parameters is None else set[int | str](parameters)
-    roles = [_role(path, model) for path in flat.inputs]
+    roles: list[Role] = ["parameter" if argument_of(path) in model else "input" for path in flat.inputs]
     propose(flat, roles, names, function)
     with doing("making equations"):
-        return _Import(flat, linker, roles, definition(function)).run(_title(function))
+        title = ascii_name(getattr(function, "__name__", type(function).__name__))
+        return _Import(flat, linker, roles, definition(function)).run(title or "program")
 
 
 def _model_arguments(flat: Flat, number: int) -> set[int | str]:
@@ -305,23 +306,6 @@ def replaced_arguments(flat: Flat, inputs: Sequence[Leaf], outputs: Sequence[Lea
     return {name: argument.name for name, argument in pairs if argument.role != "input"}
 
 
-def _role(path: tuple[Any, ...], model: set[int | str]) -> Role:
-    """Return `parameter` for a leaf of an argument that holds the model's arrays."""
-    return "parameter" if argument_of(path) in model else "input"
-
-
-def _title(function: Callable[..., Any]) -> str:
-    name = getattr(function, "__name__", type(function).__name__)
-    return ascii_name(name) or "program"
-
-
-def path_text(path: Sequence[Any], separator: str = "/") -> str:
-    """Return the place of a leaf in its argument, such as `layers/0/kernel`."""
-    from jax.tree_util import keystr
-
-    return str(keystr(tuple(path), simple=True, separator=separator))
-
-
 class _Import:
     """Makes the program of a linked function."""
 
@@ -387,10 +371,12 @@ class _Import:
 
     def _outputs(self, inputs: Sequence[Leaf]) -> Iterable[tuple[Output, Leaf]]:
         """Yield the outputs. One that replaces an argument has its name, and an element of a tuple is `result_1`."""
+        from jax.tree_util import keystr
+
         names = Names()
         body, arguments = self.flat.body, returned_leaves(self.flat, inputs)
         for i, (path, var) in enumerate(zip(self.flat.outputs, body.outputs, strict=True)):
-            own = path_text(path, "_")
+            own = str(keystr(path, simple=True, separator="_"))
             own = f"result_{own}".rstrip("_") if not own or own[0].isdigit() else own
             name = names.fresh(arguments[path].name if path in arguments else identifier(own))
             value, axes = self.emitter.raw(var), body.renamed.get(i, var.axes)
@@ -461,8 +447,8 @@ def training_functions(whole: Function, replaced: Mapping[str, str]) -> tuple[Fu
         if a.role == "parameter" and a.value.name not in replaced.values()
     )
     body = tuple(eqn for eqn in whole.body if not needed.isdisjoint(eqn.results))
-    forward = Function("forward", _without_state(arguments), body, tuple(computed))
-    outputs = _ordered((*outputs, *kept))
+    forward = Function("forward", tuple(a for a in arguments if a.role != "state"), body, tuple(computed))
+    outputs = tuple(sorted((*outputs, *kept), key=lambda output: output.updates is not None))
     return forward, Function("step", arguments, _by_output([*_staged(whole.body, plain)], outputs), outputs)
 
 
@@ -499,15 +485,6 @@ def _ancestors(body: Iterable[Equation], values: Iterable[Value]) -> set[Value]:
 def _with_role(argument: Argument, needed: set[Value], replaced: Iterable[str]) -> Argument:
     is_state = argument.value.name in {*replaced} and argument.value not in needed
     return attrs.evolve(argument, role="state") if is_state else argument
-
-
-def _without_state(arguments: Iterable[Argument]) -> tuple[Argument, ...]:
-    return tuple(argument for argument in arguments if argument.role != "state")
-
-
-def _ordered(outputs: Iterable[Output]) -> tuple[Output, ...]:
-    """Return the outputs that replace nothing first."""
-    return tuple(sorted(outputs, key=lambda output: output.updates is not None))
 
 
 def _by_output(body: Sequence[Equation], outputs: Iterable[Output]) -> tuple[Equation, ...]:

@@ -6,7 +6,6 @@ A convolution is an einsum of the windows of each spatial axis, and pooling is a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.types import FLOATS, Dim
@@ -165,7 +164,8 @@ def _emit_convolution(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence
     value, outs = _all_windows(emitter, value, x.axes, [*rows], size_of_window, targets, 0.0)
     known = {*value.type.dims, *kernel.type.dims}
     spatial = {f for _, factors in outs for f in leaves(factors)}
-    dims = tuple(d for d in _dims_without(emitter, step, spatial) if d in known)
+    others = (f for each in result.axes for f in leaves(each) if f not in spatial)
+    dims = tuple(d for d in emitter.dims.of(others) if d in known)
     found = emitter.build.einsum(value, kernel, dims=(*dims, *(out for out, _ in outs)))
     gone = emitter.dims.of(own[numbers.rhs_spec[1]])
     for dim in gone:
@@ -174,10 +174,6 @@ def _emit_convolution(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence
     for out, factors in outs:
         found = emitter.parted(found, out, factors)
     return (found,)
-
-
-def _dims_without(emitter: JaxprEmitter, step: AppliedPrimitive, spatial: set[Any]) -> tuple[Dim, ...]:
-    return emitter.dims.of(f for each in step.results[0].axes for f in leaves(each) if f not in spatial)
 
 
 # reduce_window

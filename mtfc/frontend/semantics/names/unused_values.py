@@ -350,7 +350,9 @@ def _is_alike(was: int | str, now: int | str, row: _Copies) -> bool:
 
 
 def _of_copies(row: _Copies, statements: Sequence[_Statement]) -> Diagnostic:
-    first, second = (_place(statements[row.start + k * row.period].node) for k in (0, 1))
+    first, second = (
+        (*bound(node), node)[0].span for node in (statements[row.start + k * row.period].node for k in (0, 1))
+    )
     what = "a statement" if row.period == 1 else f"{row.period} statements"
     return Diagnostic(
         UNROLLED,
@@ -359,8 +361,3 @@ def _of_copies(row: _Copies, statements: Sequence[_Statement]) -> Diagnostic:
         (Label(second, "the second copy begins here"),),
         f"write them once inside of `repeat layers {{ ... }}`, with `dim layers = {row.number}`: it compiles faster",
     )
-
-
-def _place(node: ast.Statement) -> Span:
-    names = bound(node)
-    return names[0].span if names else node.span

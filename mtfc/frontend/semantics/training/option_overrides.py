@@ -90,7 +90,9 @@ class _Override:
     def applied(self, decl: ast.TrainDecl) -> ast.TrainDecl:
         """Return the `train` block with the override."""
         section, dot, part = self.key.text.partition(".")
-        fixed = next((words for words in FIXED if self._begins_with(words)), None)
+        fixed = next(
+            (words for words in FIXED if self.key.text.split()[: len(words.split())] == words.split()), None
+        )
         if fixed is not None:
             message = f"an option cannot change `{fixed}`: write that entry in the file"
             self._error("E012", message, self.key.span, LISTED)
@@ -103,9 +105,6 @@ class _Override:
         help = f"did you mean `{meant}{dot}{part}`?" if meant not in (None, section) else LISTED
         self._error("E012", f"a train block has no entry `{self.key.text}`", self.key.span, help)
         return decl
-
-    def _begins_with(self, words: str) -> bool:
-        return self.key.text.split()[: len(words.split())] == words.split()
 
     def _name_of_part(self, part: str) -> ast.Name:
         span = self.key.span
