@@ -33,8 +33,24 @@ STORED = ("params", "optimizer")
 """The sections of a layout that say how arrays are stored."""
 # Rules that make a tuple of their children.
 TUPLES = frozenset(
-    ("block", "entries", "file", "items", "list", "names", "one", "patterns", "settings", "slices", "values")
+    (
+        "block",
+        "device_numbers",
+        "entries",
+        "file",
+        "items",
+        "list",
+        "names",
+        "one",
+        "patterns",
+        "settings",
+        "slices",
+        "values",
+    )
 )
+
+# Rules of declarations, and of parts of layouts, whose last child are their entries.
+WITH_ENTRIES = ("layout_decl", "part", "placement_decl", "hardware_decl")
 
 
 def _filling(node: type[ast.Node]) -> Callable[..., ast.Node]:
@@ -56,6 +72,17 @@ def _filling(node: type[ast.Node]) -> Callable[..., ast.Node]:
     return make
 
 
+def _or_broken(make: Callable[..., ast.Node]) -> Callable[..., ast.Node]:
+    """Return a function that makes a declaration, or `Broken` if one of its entries is broken."""
+
+    def made(span: Span, *values: Any) -> ast.Node:
+        node = make(span, *values)
+        names = frozenset(each.text for each in values[:1] if isinstance(each, ast.Name))
+        return ast.Broken(span, names) if _is_broken(values[-1]) else node
+
+    return made
+
+
 class KeyedEntry(ast.Node):
     """An entry of a `train` block, such as `minimize loss` or `key = value`, or a section `key: { rules }` of a layout."""
 
@@ -70,7 +97,8 @@ class TreeBuilder:
     def maker(self, rule: str) -> Callable[..., Any]:
         """Return the function that makes the value of a rule from a span and the children."""
         found: Callable[..., Any] | None = getattr(self, rule, None)
-        return found or _filling(getattr(ast, "".join(part.capitalize() for part in rule.split("_"))))
+        found = found or _filling(getattr(ast, "".join(part.capitalize() for part in rule.split("_"))))
+        return _or_broken(found) if rule in WITH_ENTRIES else found
 
     # Expressions
 
@@ -138,29 +166,14 @@ class TreeBuilder:
     def entry(self, span: Span, key: Token | ast.Name, value: object) -> KeyedEntry:
         return KeyedEntry(span, key, value)
 
-    def layout_on_for(
-        self,
-        span: Span,
-        name: ast.Name,
-        mesh: ast.Name,
-        models: tuple[ast.Name, ...],
-        entries: tuple[ast.Node, ...],
-    ) -> ast.LayoutDecl | ast.Broken:
-        return self.layout_decl(span, name, models, mesh, entries)
-
-    def layout_decl(
-        self,
-        span: Span,
-        name: ast.Name,
-        models: tuple[ast.Name, ...] | None,
-        mesh: ast.Name | None,
-        entries: tuple[ast.Node, ...],
-    ) -> ast.LayoutDecl | ast.Broken:
+    def layout_decl(self, span: Span, name: ast.Name, *rest: Any) -> ast.LayoutDecl:
+        """Make a layout. Its mesh and its models, behind the name, are in either order."""
+        *given, entries = rest
+        mesh = next((each for each in given if isinstance(each, ast.Name)), None)
+        models = next((each for each in given if isinstance(each, tuple)), ())
         forms, rules = _rules_of(entries, "a layout")
-        if _is_broken(entries):
-            return ast.Broken(span, frozenset((name.text,)))
         more = (*rules, _only(entries, ast.PartRules), forms, _only(entries, ast.Allow))
-        return ast.LayoutDecl(span, name, models or (), mesh, *more)
+        return ast.LayoutDecl(span, name, models, mesh, *more)
 
     def part(
         self,
@@ -168,37 +181,19 @@ class TreeBuilder:
         paths: tuple[ast.Name | ast.Path, ...],
         mesh: ast.Name,
         entries: tuple[ast.Node, ...],
-    ) -> ast.PartRules | ast.Broken:
+    ) -> ast.PartRules:
         forms, rules = _rules_of(entries, "a part")
-        if _is_broken(entries):
-            return ast.Broken(span, frozenset())
         misplaced = (*([forms] if forms else ()), *_only(entries, ast.PartRules | ast.Allow))
         more = (*rules, misplaced)
         return ast.PartRules(span, paths, mesh, *more)
 
-    def placement_decl(
-        self, span: Span, name: ast.Name, devices: ast.Expr, entries: tuple[ast.Node, ...]
-    ) -> ast.PlacementDecl | ast.Broken:
-        if _is_broken(entries):
-            return ast.Broken(span, frozenset((name.text,)))
-        return ast.PlacementDecl(span, name, devices, _only(entries, ast.OperatorPlacement))
-
-    def hardware_decl(
-        self, span: Span, name: ast.Name, entries: tuple[ast.Node, ...]
-    ) -> ast.HardwareDecl | ast.Broken:
-        if _is_broken(entries):
-            return ast.Broken(span, frozenset((name.text,)))
+    def hardware_decl(self, span: Span, name: ast.Name, entries: tuple[ast.Node, ...]) -> ast.HardwareDecl:
         of_each = (_only(entries, kind) for kind in (ast.HardwareFigure, ast.DeviceDecl, ast.LinkDecl))
         return ast.HardwareDecl(span, name, *of_each)
 
     def device_range(self, span: Span, token: Token) -> ast.DeviceRange:
         first, last = (ast.Int(span, _integer(digits, span)) for digits in token.text.split(".."))
         return ast.DeviceRange(span, first, last)
-
-    def devices_of_kind(
-        self, span: Span, kind: ast.DimName, *numbers: ast.Expr | ast.DeviceRange
-    ) -> ast.DevicesOfKind:
-        return ast.DevicesOfKind(span, kind, numbers)
 
     def train_decl(
         self, span: Span, model: ast.Name, entries: tuple[ast.Node, ...]
