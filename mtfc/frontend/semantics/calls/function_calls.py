@@ -7,6 +7,7 @@ the declaration. Errors in a body are reported in the body, with labels at the c
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from typing import Literal
 
 import attrs
@@ -83,12 +84,15 @@ class _Call:
         self.scope = function.scope.inside((label, *caller.scope.calls))
         self.bindings = Bindings(frozenset(name.text for name in self.decl.generics), self.scope)
 
+    @cached_property
+    def size(self) -> InlinedSize:
+        return inlined_size(self.function, self.scope.reports.sizes)
+
     def run(self, variables: Variables) -> Results | None:
         given = self._arguments()
         if given is None or not self._bind_generics() or not check_signature(self.decl, self.scope):
             return None
-        owner = owns_parameters(self.function, self.scope.reports.owners)
-        if not may_share(self.node, self.caller, owner):
+        if not may_share(self.node, self.caller, self.size.owns):
             return None
         if not self._may_be_inlined() or not self._match(given) or not self._all_bound():
             return None
@@ -192,8 +196,7 @@ class _Call:
     # The signature
 
     def _may_be_inlined(self) -> bool:
-        stack, builder = self.caller.stack, self.caller.builder
-        size = inlined_size(self.function, self.scope.reports.sizes)
+        stack, builder, size = self.caller.stack, self.caller.builder, self.size
         if self.key in stack:
             names = [name for _, name in (*stack[stack.index(self.key) :], self.key)]
             message = f"`{self.name}` calls itself: {' -> '.join(names)}"
@@ -250,7 +253,7 @@ class _Call:
     def _body(self, variables: Variables) -> FunctionBody:
         """Return the body, with names in a scope of its own under the scope of the caller."""
         caller, builder = self.caller, self.caller.builder
-        owner = owns_parameters(self.function, self.scope.reports.owners)
+        owner = self.size.owns
         wanted = self.node.scope or self.decl.name
         own = builder.scope(caller.prefix, wanted.text, owner)
         if self.node.scope and own != wanted.text:
@@ -258,10 +261,9 @@ class _Call:
             message = f"scope `{wanted.text}` has another call in it"
             self._error("E102", message, wanted.span, help if owner else None)
         caller.note_section(caller.prefix + own, self.node.span)
-        prefix, stack = f"{caller.prefix}{own}.", (*caller.stack, self.key)
+        prefix = f"{caller.prefix}{own}."
         pair = ((prefix, f"{caller.prefix}{self.node.shared.text}."),) if self.node.shared else ()
-        shared = (*pair, *caller.shared)
-        return FunctionBody(self.decl, self.scope, caller, variables, prefix, stack, shared)
+        return FunctionBody(self, variables, prefix, (*pair, *caller.shared))
 
     def _value(self, argument: ast.FnArg, operand: Operand | None, inside: Expressions) -> Result:
         """Return the value of an argument, given or default, with its dimensions in the declared order."""
@@ -281,22 +283,14 @@ class FunctionBody(ElaboratedBody):
     """The body of a function at one call. `results` are its results, None for a result with an error."""
 
     def __init__(
-        self,
-        decl: ast.FnDecl,
-        scope: Scope,
-        caller: Expressions,
-        variables: Variables,
-        prefix: str,
-        stack: tuple[tuple[str, str], ...],
-        shared: tuple[tuple[str, str], ...],
+        self, call: _Call, variables: Variables, prefix: str, shared: tuple[tuple[str, str], ...]
     ) -> None:
+        decl, scope, caller = call.decl, call.scope, call.caller
         generics = {name.text for name in decl.generics}
         given = [each.name for each in decl.args if each.type or each.name.text not in generics]
-        unused = scope.reports.unused(decl)
-        kind = BodyKind("function", decl.name, local_dims=True, unused=unused)
-        super().__init__(
-            kind, decl.body, scope, caller.builder, caller.call_rule, given, prefix, stack, shared
-        )
+        kind = BodyKind("function", decl.name, local_dims=True, unused=scope.reports.unused(decl))
+        rule, stack = caller.call_rule, (*caller.stack, call.key)
+        super().__init__(kind, decl.body, scope, caller.builder, rule, given, prefix, stack, shared)
         self.decl, self.variables = decl, variables
         self.dim_places = {name.text: name.span for name in decl.generics}
         self.types = [scope.type(type) for type in decl.results]
@@ -355,30 +349,6 @@ def _known(type: ast.Type, decl: ast.FnDecl, scope: Scope) -> bool:
     return right
 
 
-def owns_parameters(function: DeclaredFunction, known: dict[tuple[str, str], bool]) -> bool:
-    """True if the function, or a function that it calls, declares parameters. `known` has the answers found before."""
-    if function.key not in known:
-        known[function.key] = _finds_parameter(function, known)
-    return known[function.key]
-
-
-def _finds_parameter(function: DeclaredFunction, known: dict[tuple[str, str], bool]) -> bool:
-    """Search the function and the functions that it calls, directly or not; note those that declare nothing."""
-    waiting, seen = [function], {function.key}
-    while waiting:
-        caller = waiting.pop()
-        nodes = () if caller.key in known else tuple(walk(caller.decl))
-        if known.get(caller.key) or any(isinstance(node, ast.Param | ast.State) for node in nodes):
-            return True
-        for node in nodes:
-            callee = find_function(caller.scope, node.function) if isinstance(node, ast.Call) else None
-            if callee and callee.key not in seen:
-                seen.add(callee.key)
-                waiting.append(callee)
-    known.update(dict.fromkeys(seen, False))
-    return False
-
-
 NODES = 8
 """The nodes of a function's syntax that take at most the time of an equation."""
 
@@ -394,10 +364,12 @@ def inlined_size(
         known[function.key] = InlinedSize()
         nodes = tuple(walk(function.decl))
         own = total = 1 + len(nodes) // NODES
+        owns = any(isinstance(node, ast.Param | ast.State) for node in nodes)
         for node in nodes if depth < DEEPEST else ():
             callee = find_function(function.scope, node.function) if isinstance(node, ast.Call) else None
-            total += inlined_size(callee, known, depth + 1).total if callee else 0
-        known[function.key] = InlinedSize(own, min(total, LARGEST + 1))
+            inner = inlined_size(callee, known, depth + 1) if callee else InlinedSize()
+            total, owns = total + inner.total, owns or inner.owns
+        known[function.key] = InlinedSize(own, min(total, LARGEST + 1), owns)
     return known[function.key]
 
 

@@ -39,10 +39,14 @@ STEP = "step"
 
 @frozen
 class InlinedSize:
-    """The part of a program's limit that a call takes: `own` without the calls in it, and `total` with all that it leads to."""
+    """The part of a program's limit that a call takes: `own` without the calls in it, and `total` with all that it leads to.
+
+    owns: True if the function, or a function that it calls, declares parameters.
+    """
 
     own: int = 0
     total: int = 0
+    owns: bool = False
 
 
 @define
@@ -72,17 +76,15 @@ class Reports:
 
     A function is elaborated once for each call; an error in the function is reported for the first call that shows the error.
 
-    called: the functions that have been elaborated, by the place of their names. owners: True for functions that declare
-    parameters, by module and name. sizes: the sizes of calls of functions. grown: the size of the file's programs. dropped,
-    dropped_dims: the full names of unused values, and the dimensions of their functions, which no program has. sections: the
-    calls, variables and loops of models, by their full names.
+    called: the functions that have been elaborated, by the place of their names. sizes: the sizes of calls of functions. grown:
+    the size of the file's programs. dropped, dropped_dims: the full names of unused values, and the dimensions of their
+    functions, which no program has. sections: the calls, variables and loops of models, by their full names.
     """
 
     def __init__(self, diagnostics: Diagnostics) -> None:
         self.diagnostics = diagnostics
         self._seen: set[tuple[str, str, Span]] = set()
         self.called: set[Span] = set()
-        self.owners: dict[tuple[str, str], bool] = {}
         self.sizes: dict[tuple[str, str], InlinedSize] = {}
         self.grown = FileSize()
         self.dropped: set[str] = set()

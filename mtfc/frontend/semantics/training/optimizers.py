@@ -242,11 +242,8 @@ def elaborate_hyperparameter(optimizer: Optimizer, name: str, scope: Scope) -> F
     decl = declaration_of(optimizer, name)
     given = given_hypers(optimizer, decl, scope)
     inside = _inside(optimizer, Bindings(set(), optimizer.scope))
-    return (
-        None
-        if given is None
-        else _Elaboration(decl, scalar("f32"), inside).hyperparameter(name, given, scope)
-    )
+    body = UpdateBody(decl, scalar("f32"), inside)
+    return None if given is None else body.hyperparameter(name, given, scope)
 
 
 def _case(optimizer: Optimizer, type: TensorType) -> tuple[ast.OptimizerDecl, Bindings] | None:
@@ -260,7 +257,7 @@ def _function(
 ) -> Function | None:
     given = given_hypers(optimizer, decl, scope)
     inside = _inside(optimizer, bindings)
-    return None if given is None else _Elaboration(decl, type, inside).run(given, scope)
+    return None if given is None else UpdateBody(decl, type, inside).function(given, scope)
 
 
 def _matched(decl: ast.OptimizerDecl, type: TensorType, scope: Scope) -> Bindings | None:
@@ -288,29 +285,61 @@ def _inside(optimizer: Optimizer, bindings: Bindings) -> Scope:
     return scope
 
 
-class _Elaboration:
-    """The elaboration of one declaration for one type."""
+def _problem(eqn: Equation, own: tuple[Dim, ...]) -> str | None:
+    if has_trait(eqn, "training"):
+        return "asks for `training`, and updates are computed in training alone"
+    if has_trait(eqn, "random"):
+        return "draws random numbers, which the parameters that it updates would share"
+    if eqn.regions:
+        return "contains a loop"
+    for dim in (dim for value in eqn.results for dim in value.type.dims):
+        if dim not in own:
+            return f"computes with dimension `{dim.name}`, which its parameter does not have"
+    return None
+
+
+@frozen
+class UpdatedVariable:
+    """The parameter or a state: the place of its declaration, and its type.
+
+    A state that starts as a number stays a number, of any dtype.
+    """
+
+    span: Span
+    type: TensorType
+    is_number: bool = False
+
+
+class UpdateBody(ElaboratedBody):
+    """The body of a declaration of an optimizer for one type of parameters.
+
+    given: the names that cannot be assigned: hyperparameters and the gradient. kept: the parameter and the states, whose last
+    values are the outputs of the function.
+    """
 
     def __init__(self, decl: ast.OptimizerDecl, type: TensorType, scope: Scope) -> None:
-        given = [*(hyper.name for hyper in decl.hypers), decl.parameter, decl.gradient]
+        names = [*(hyper.name for hyper in decl.hypers), decl.parameter, decl.gradient]
+        builder = FunctionBuilder(BlockBuilder(variables(names, decl.body)), scope.reports.grown)
+        super().__init__(BodyKind("optimizer", decl.name), decl.body, scope, builder, elaborate_call, names)
         self.decl, self.type = decl, type
-        self.builder = FunctionBuilder(BlockBuilder(variables(given, decl.body)), scope.reports.grown)
-        self.body = UpdateBody(decl, scope, self.builder, given)
+        self.given: dict[str, Span] = {}
+        self.kept: dict[str, UpdatedVariable] = {}
+        self.is_updated = False
         self.step: Value | None = None
 
-    def run(self, given: Mapping[str, ast.Argument], scope: Scope) -> Function | None:
+    def function(self, given: Mapping[str, ast.Argument], scope: Scope) -> Function | None:
         """Return the function for a call with these hyperparameters, in the file `scope`; None if there is an error."""
-        decl, body, builder = self.decl, self.body, self.builder
+        decl, builder = self.decl, self.builder
         scope.reports.called.add(decl.name.span)
         for hyper in decl.hypers:
-            body.give(hyper.name, self._hyper(hyper, given.get(hyper.name.text), scope))
+            self.give(hyper.name, self._hyper(hyper, given.get(hyper.name.text), scope))
         parameter = builder.argument(decl.parameter.text, self.type, "parameter", decl.parameter.span)
-        body.keep(decl.parameter, parameter)
-        body.give(decl.gradient, builder.argument(decl.gradient.text, self.type, "input", decl.gradient.span))
-        self._give_step(body.expressions, decl.body)
-        body.run()
-        outputs = body.outputs()
-        right = outputs is not None and None not in body.expressions.values.values()
+        self.keep(decl.parameter, parameter)
+        self.give(decl.gradient, builder.argument(decl.gradient.text, self.type, "input", decl.gradient.span))
+        self._give_step(self.expressions, decl.body)
+        self.run()
+        outputs = self.outputs()
+        right = outputs is not None and None not in self.expressions.values.values()
         if outputs is None or not right or not self._is_possible():
             return None
         return Function(decl.name.text, tuple(builder.arguments), tuple(builder.block.body), outputs)
@@ -321,7 +350,7 @@ class _Elaboration:
         result = self._hyper(hyper, given.get(name), scope)
         if result is None:
             return None
-        expressions, block = self.body.expressions, self.builder.block
+        expressions, block = self.expressions, self.builder.block
         value = expressions.tensor(expressions.as_operand(result, hyper.span), "f32")
         if value is None:
             return None
@@ -331,9 +360,7 @@ class _Elaboration:
         """Elaborate a hyperparameter: the given one, or else the default, which sees the names of the optimizer's file."""
         node = hyper.default if given is None else given
         assert node is not None, "hyperparameters without a default are given"
-        inside = Expressions(
-            self.body.scope.file if given is None else scope, self.builder, {}, elaborate_call
-        )
+        inside = Expressions(self.scope.file if given is None else scope, self.builder, {}, elaborate_call)
         if isinstance(node, ast.DimList | ast.Tuple | ast.Arrow):
             kinds.tensor(inside, node)  # reports it
             return None
@@ -363,7 +390,7 @@ class _Elaboration:
 
     def _is_possible(self) -> bool:
         """Return True if the update has only operations that an update can contain; report errors otherwise."""
-        scope, name = self.body.scope, self.decl.name.text
+        scope, name = self.scope, self.decl.name.text
         for parameter in self.builder.parameters:
             scope.error("E114", "`param` belongs in what a model calls", parameter.span or self.decl.span)
         problems: dict[str, Span] = {}
@@ -374,48 +401,6 @@ class _Elaboration:
         for problem, span in problems.items():
             scope.error("E416", f"optimizer `{name}` {problem}", span)
         return not self.builder.parameters and not problems
-
-
-def _problem(eqn: Equation, own: tuple[Dim, ...]) -> str | None:
-    if has_trait(eqn, "training"):
-        return "asks for `training`, and updates are computed in training alone"
-    if has_trait(eqn, "random"):
-        return "draws random numbers, which the parameters that it updates would share"
-    if eqn.regions:
-        return "contains a loop"
-    for dim in (dim for value in eqn.results for dim in value.type.dims):
-        if dim not in own:
-            return f"computes with dimension `{dim.name}`, which its parameter does not have"
-    return None
-
-
-@frozen
-class UpdatedVariable:
-    """The parameter or a state: the place of its declaration, and its type.
-
-    A state that starts as a number stays a number, of any dtype.
-    """
-
-    span: Span
-    type: TensorType
-    is_number: bool = False
-
-
-class UpdateBody(ElaboratedBody):
-    """The statements of an optimizer.
-
-    given: the names that cannot be assigned: hyperparameters and the gradient. kept: the parameter and the states, whose last
-    values are the outputs of the function.
-    """
-
-    def __init__(
-        self, decl: ast.OptimizerDecl, scope: Scope, builder: FunctionBuilder, names: Iterable[ast.Name]
-    ) -> None:
-        super().__init__(BodyKind("optimizer", decl.name), decl.body, scope, builder, elaborate_call, names)
-        self.decl = decl
-        self.given: dict[str, Span] = {}
-        self.kept: dict[str, UpdatedVariable] = {}
-        self.is_updated = False
 
     def give(self, name: ast.Name, value: Result) -> None:
         if self.bind(name, value):
