@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import attrs
 
@@ -220,15 +220,13 @@ class ElaboratedBody:
 
     def _may_be_stacked(self, node: ast.Param | ast.State, type: TensorType) -> bool:
         """Return True if no `repeat` around has a dimension of the type; report an error otherwise."""
-        dims: set[Dim] = set(type.dims)
         assert node.type is not None, "the type is known"
-        for loop in self.builder.block.loops():
-            if loop.stacked and loop.dim in dims:
-                message = f"`{node.name.text}` would have dimension `{loop.dim.name}` twice"
-                help = f"each iteration of `repeat {loop.dim.name}` has a slice of its own"
-                return self.scope.error("E210", message, node.type.span, help=help)
-            dims |= {loop.dim} if loop.stacked else set()
-        return True
+        dim = _twice(type, (loop for loop in self.builder.block.loops() if loop.stacked))
+        if dim is None:
+            return True
+        message = f"`{node.name.text}` would have dimension `{dim.name}` twice"
+        help = f"each iteration of `repeat {dim.name}` has a slice of its own"
+        return self.scope.error("E210", message, node.type.span, help=help)
 
     def dim(self, node: ast.DimDecl) -> None:
         """Declare a dimension of a function, called `function.dim`."""
@@ -263,14 +261,8 @@ class ElaboratedBody:
 
     def _may_be_watched(self, name: ast.Name, value: Value) -> bool:
         """Return True if no loop around has a dimension of the value; report an error otherwise."""
-        dims = set(value.type.dims)
-        for loop in self.builder.block.loops():
-            if loop.dim in dims:
-                label = Label(name.span, f"it is {value.type}")
-                message = f"a watched value is stacked along `{loop.dim.name}`, and this value has that dimension already"
-                return self.scope.error("E210", message, name.span, [label])
-            dims.add(loop.dim)
-        return True
+        dim = _twice(value.type, self.builder.block.loops())
+        return dim is None or _report_stacked("watched", value.type, dim, name.span, self.scope)
 
     def repeat(self, node: ast.Repeat | ast.Scan) -> None:
         elaborate_loop(self, node)
@@ -300,6 +292,22 @@ class ElaboratedBody:
         ast.StateUpdate: "update",
         ast.Watch: "watch",
     }
+
+
+def _twice(type: TensorType, loops: Iterable[LoopBuilder]) -> Dim | None:
+    """Return the first dimension that a type would have twice, if it is stacked along the dimensions of loops."""
+    dims = set(type.dims)
+    for loop in loops:
+        if loop.dim in dims:
+            return loop.dim
+        dims.add(loop.dim)
+    return None
+
+
+def _report_stacked(kind: str, type: TensorType, dim: Dim, span: Span, scope: Scope) -> Literal[False]:
+    label = Label(span, f"it is {type}")
+    message = f"a {kind} value is stacked along `{dim.name}`, and this value has that dimension already"
+    return scope.error("E210", message, span, [label])
 
 
 MOST_LOOPS = 16
@@ -499,9 +507,7 @@ class Loop:
             return None
         value = self.expressions.tensor(Operand(result, node.value.span))
         if value is not None and self.dim in value.type.dims:
-            label = Label(node.value.span, f"it is {value.type}")
-            message = f"a yielded value is stacked along `{self.dim.name}`, and this value has that dimension already"
-            self.body.scope.error("E210", message, node.value.span, [label])
+            _report_stacked("yielded", value.type, self.dim, node.value.span, self.body.scope)
             return None
         return value
 

@@ -534,14 +534,20 @@ def binding_help(decl: ast.FnDecl, node: ast.Call, scope: Scope) -> str | None:
     given, extra = node.arguments[: len(decl.args)], node.arguments[len(decl.args) :]
     if len(extra) > len(wanted):
         return None
+    call, declared = _with_bindings(node, list(zip(wanted, extra, strict=False)), given, scope)
+    return f"sizes are dimensions: write {call}{', with ' + declared if declared else ''}"
+
+
+def _with_bindings(
+    node: ast.Call, pairs: Sequence[tuple[str, ast.Node]], given: Sequence[ast.Node], scope: Scope
+) -> tuple[str, str]:
+    """Return a call that binds generic dimensions, and the declarations of dimensions that the file lacks."""
     sizes = scope.file.dims_by_size
-    pairs = list(zip(wanted, extra, strict=False))
-    bindings = [f"{name} = {_as_dim(name, each, sizes)}" for name, each in pairs]
+    bindings = ", ".join(f"{name} = {_as_dim(name, each, sizes)}" for name, each in pairs)
     missing = [(n, each.value) for n, each in pairs if isinstance(each, ast.Int) and each.value not in sizes]
     declared = " and ".join(f"`dim {name} = {size}`" for name, size in missing)
     arguments = ", ".join(each.text if isinstance(each, ast.Name) else "..." for each in given)
-    call = f"`{node.function.text}[{', '.join(bindings)}]({arguments})`"
-    return f"sizes are dimensions: write {call}{', with ' + declared if declared else ''}"
+    return f"`{node.function.text}[{bindings}]({arguments})`", declared
 
 
 def _as_dim(name: str, node: ast.Node, sizes: Mapping[int, str]) -> str:
@@ -555,22 +561,10 @@ def keyword_help(decl: ast.FnDecl, node: ast.Call, keyword: ast.Keyword, scope: 
     """Return help for an unknown argument that chooses a dimension."""
     generics = {name.text for name in decl.generics}
     if keyword.name.text in generics:
-        return _as_binding(node, keyword, scope)
+        pairs = [(keyword.name.text, keyword.value)]
+        call, declared = _with_bindings(node, pairs, node.arguments, scope)
+        return f"write {call}{f', with {declared} in the file' if declared else ''}"
     dims = [each.name.text for each in decl.args if not each.type and each.name.text in generics]
     if keyword.name.text in other_libraries.DIMENSIONS and dims:
         return f"a dimension is given by its name: `{node.function.text}(x, {dims[0]} = io)`"
     return None
-
-
-def _as_binding(node: ast.Call, keyword: ast.Keyword, scope: Scope) -> str:
-    """Return help for a generic dimension given as an argument: `nn.dense[d_out = classes](h)`."""
-    name, value = keyword.name.text, keyword.value
-    sizes = scope.file.dims_by_size
-    dim = _as_dim(name, value, sizes)
-    arguments = ", ".join(each.text if isinstance(each, ast.Name) else "..." for each in node.arguments)
-    declared = (
-        f", with `dim {dim} = {value.value}` in the file"
-        if isinstance(value, ast.Int) and value.value not in sizes
-        else ""
-    )
-    return f"write `{node.function.text}[{name} = {dim}]({arguments})`{declared}"
