@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mtfc.frontend.jaxpr.primitive_rules import PrimitiveRule
-from mtfc.frontend.jaxpr.rules import (
-    dots,
-    elementwise,
-    indexing,
-    loops,
-    random,
-    reductions,
-    shapes,
-)
+from mtfc.frontend.jaxpr.rules import calls, dots, elementwise, indexing, loops, reductions, shapes
 
 RULES: Mapping[str, PrimitiveRule] = {
     **elementwise.RULES,
@@ -22,6 +14,6 @@ RULES: Mapping[str, PrimitiveRule] = {
     **dots.RULES,
     **indexing.RULES,
     **loops.RULES,
-    **random.RULES,
+    **calls.RULES,
 }
 """Primitive -> its rule."""
