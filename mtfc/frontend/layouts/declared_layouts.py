@@ -193,9 +193,8 @@ def _is_reversed(rule: ast.SplitRule, mesh: Mesh, scope: Scope) -> bool:
     if len(rule.axes) != 1:
         return False
     (axis,), dim = rule.axes, rule.dim
-    if dim.text in scope.dims or axis.text in mesh.sizes:
-        return False
-    if dim.text not in mesh.sizes or axis.text not in scope.dims:
+    is_axis = dim.text in mesh.sizes and dim.text not in scope.dims
+    if not is_axis or axis.text not in scope.dims or axis.text in mesh.sizes:
         return False
     message = f"`{dim.text}` is a mesh axis, and a rule begins with a dimension"
     scope.error("E303", message, rule.span, help=f"write `{axis.text}: {dim.text}`")

@@ -469,15 +469,12 @@ def _is_loss(expressions: Expressions, loss: Operand) -> bool:
     """Return True for a floating-point scalar; report an error otherwise."""
     scope = expressions.scope
     if loss.type is None:
-        scope.error("E403", "a number has no gradients", loss.span)
-    elif loss.type.dims:
+        return scope.error("E403", "a number has no gradients", loss.span)
+    if loss.type.dims:
         help = "sum it first: `gradients(sum(x), [w])` adds the gradients of all elements"
-        scope.error("E402", f"`gradients` takes a scalar, found {loss.type}", loss.span, help=help)
-    elif loss.type.dtype not in FLOATS:
-        scope.error("E403", f"`gradients` takes a floating-point scalar, found {loss.type}", loss.span)
-    else:
-        return True
-    return False
+        return scope.error("E402", f"`gradients` takes a scalar, found {loss.type}", loss.span, help=help)
+    message = f"`gradients` takes a floating-point scalar, found {loss.type}"
+    return loss.type.dtype in FLOATS or scope.error("E403", message, loss.span)
 
 
 def _is_variable(expressions: Expressions, value: Operand) -> bool:

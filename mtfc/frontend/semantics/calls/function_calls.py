@@ -201,16 +201,16 @@ class _Call:
             names = [name for _, name in (*stack[stack.index(self.key) :], self.key)]
             message = f"`{self.name}` calls itself: {' -> '.join(names)}"
             help = "calls are inlined: write repeated work with `repeat` or `scan`"
-            self._error("E118", message, self.node.function.span, help)
-        elif len(stack) >= DEEPEST:
-            self._error("E122", f"more than {DEEPEST} functions are inlined in each other", self.node.span)
-        elif builder.grown.size + size.total > LARGEST:
+            return self._error("E118", message, self.node.function.span, help)
+        if len(stack) >= DEEPEST:
+            message = f"more than {DEEPEST} functions are inlined in each other"
+            return self._error("E122", message, self.node.span)
+        if builder.grown.size + size.total > LARGEST:
             message = f"the program has more than {LARGEST:,} equations and calls"
-            self._error("E122", message, self.node.span, "write repeated parts once, with `repeat` or `scan`")
-        else:
-            builder.grown.size += size.own
-            return True
-        return False
+            help = "write repeated parts once, with `repeat` or `scan`"
+            return self._error("E122", message, self.node.span, help)
+        builder.grown.size += size.own
+        return True
 
     def _match(self, given: Mapping[str, Operand]) -> bool:
         """Bind dimensions by the types of the arguments; return False, and report an error, if a type does not match."""
