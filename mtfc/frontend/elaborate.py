@@ -28,8 +28,7 @@ from mtfc.frontend.semantics.calls.function_calls import check_signature, find_f
 from mtfc.frontend.semantics.models import Model, elaborate_model
 from mtfc.frontend.semantics.names.constants import Sizes, declare_meshes
 from mtfc.frontend.semantics.names.modules import Loader, Neighbour, declarations_of, no_neighbour
-from mtfc.frontend.semantics.names.scope import ANY, STEP, Reports, Scope
-from mtfc.frontend.semantics.names.unknown_names import unknown_function
+from mtfc.frontend.semantics.names.scope import ANY, STEP, Reports, Scope, unknown_function
 from mtfc.frontend.semantics.names.unused_values import TAKE_VARIABLES, unrolled_layers, value_names
 from mtfc.frontend.semantics.training.optimizers import check_optimizers
 from mtfc.frontend.semantics.training.train_blocks import train_models

@@ -32,8 +32,7 @@ from mtfc.frontend.semantics.names.constants import (
     shown,
     truth,
 )
-from mtfc.frontend.semantics.names.scope import NamedSection, Scope, count
-from mtfc.frontend.semantics.names.unknown_names import product_help, unknown_value
+from mtfc.frontend.semantics.names.scope import NamedSection, Scope, count, product_help, unknown_value
 from mtfc.frontend.syntax import ast, other_libraries
 
 Result = Value | Number | None

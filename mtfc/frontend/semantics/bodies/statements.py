@@ -402,7 +402,7 @@ class Loop:
         self.block = LoopBuilder(self.outside, dim, isinstance(node, ast.Repeat), condition is not None)
         self.goes_on: Value | None = None
         if condition is not None and node.condition is not None:
-            self.goes_on = self.block.condition(condition, node.condition.span)
+            self.goes_on = self.block.carry(condition, None, node.condition.span)
         self.prefix, self.region = self.expressions.prefix, dim.name
         self.carried: dict[str, Carried] = {}
         self.yielded: dict[str, tuple[ast.Name, Value | None]] = {}

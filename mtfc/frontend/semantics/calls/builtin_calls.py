@@ -20,8 +20,7 @@ from mtfc.frontend.semantics.calls import builtin_equations as equations
 from mtfc.frontend.semantics.calls.argument_kinds import Kind
 from mtfc.frontend.semantics.calls.builtin_equations import gradients
 from mtfc.frontend.semantics.calls.function_calls import call_function, find_function
-from mtfc.frontend.semantics.names.scope import count
-from mtfc.frontend.semantics.names.unknown_names import unknown_function
+from mtfc.frontend.semantics.names.scope import count, unknown_function
 from mtfc.frontend.syntax import ast
 
 
