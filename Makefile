@@ -65,7 +65,7 @@ format: setup  ## rewrite the Python files and examples in canonical form
 	$(MTFC) fmt examples/*.mtf examples/*/*.mtf
 
 tables: setup  ## remake the parser's tables after a change to the grammar
-	$(BIN)/python -m mtfc.frontend.syntax.tables
+	$(BIN)/python -m tests.parser_tables
 
 docs: setup  ## rewrite what is generated in docs/: the library reference, tables, what commands print
 	$(BIN)/python -m pytest --quiet --update-golden tests/test_docs.py tests/test_readme.py

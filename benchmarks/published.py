@@ -36,7 +36,7 @@ from mtfc.compiler.cost.hardware import Hardware, Rate
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.simulate import simulate
-from mtfc.frontend.hardware.hardware_text import hardware_text
+from mtfc.frontend.hardware.declarations import hardware_text
 from mtfc.frontend.hardware_targets import find_hardware
 
 GIB = 2**30

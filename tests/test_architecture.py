@@ -53,8 +53,8 @@ APART = {
 """(importer, imported): packages that do not use the lower one."""
 
 APART_BUT_FOR = {
-    ("mtfc.frontend.semantics.calls.gradient_calls", "mtfc.compiler.passes.autodiff.backward"),
-    ("mtfc.frontend.jaxpr.cuts", "mtfc.compiler.analysis.mincut"),
+    ("mtfc.frontend.semantics.calls.builtin_equations", "mtfc.compiler.passes.autodiff.backward"),
+    ("mtfc.frontend.jaxpr.renames", "mtfc.compiler.analysis.mincut"),
 }
 """(importer, imported): a call of `gradients` makes equations while the model is elaborated; renames are placed by a flow."""
 

@@ -12,7 +12,7 @@ import pytest
 from mtfc.compiler.ir.core import Program, walk
 from mtfc.compiler.ir.ops.collectives import KIND_OF
 from mtfc.compiler.passes.autodiff.loss_scaling import LARGEST, PATIENCE, SMALLEST
-from mtfc.frontend.semantics.training.precision import FIRST_SCALE
+from mtfc.frontend.semantics.training.train_blocks import FIRST_SCALE
 from tests.harness import Arrays, diagnose, jax_module, load, lowered, numpy_module, stages
 
 SOURCE = """

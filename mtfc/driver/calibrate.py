@@ -50,7 +50,7 @@ def measure(backend: str, devices: int | None, quick: bool, shapes: bool = False
     """
     from mtfc.backends.calibrate.calibration import QUICK, Effort
     from mtfc.backends.common import allocator
-    from mtfc.frontend.hardware.hardware_text import hardware_text
+    from mtfc.frontend.hardware.declarations import hardware_text
 
     allocator.keep_memory()
     effort = attrs.evolve(QUICK if quick else Effort(), shapes=shapes)

@@ -12,8 +12,8 @@ from mtfc.driver.loading.sources import Sources
 if TYPE_CHECKING:
     from mtfc.compiler.ir.core import Program
     from mtfc.compiler.ir.types import Layout, Mesh
-    from mtfc.frontend.layouts.efficiency import Faster
-    from mtfc.frontend.layouts.parts import MultiMeshLayout
+    from mtfc.frontend.layouts.declared_layouts import MultiMeshLayout
+    from mtfc.frontend.layouts.legality import Faster
     from mtfc.frontend.layouts.program_index import Tensor
     from mtfc.placements.declarations import DeclaredPlacement
 

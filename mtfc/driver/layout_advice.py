@@ -21,7 +21,7 @@ from mtfc.compiler.passes.pass_base import Pass
 from mtfc.compiler.passes.pipelines import differentiation, partitioning
 from mtfc.compiler.records import define
 from mtfc.frontend.hardware_targets import find_hardware
-from mtfc.frontend.layouts.efficiency import MACHINE, Faster
+from mtfc.frontend.layouts.legality import MACHINE, Faster
 
 MOST_EQUATIONS = 40
 """A program with more equations before differentiation is large."""

@@ -25,7 +25,7 @@ from lsprotocol.types import (
 from mtfc.compiler.cost.device_graph import GRAPH_KINDS
 from mtfc.compiler.cost.hardware import KINDS
 from mtfc.compiler.ir.initializers import DISTRIBUTIONS
-from mtfc.compiler.ir.training import BUILT_IN
+from mtfc.compiler.ir.training import BUILT_IN, LOSS_SCALE
 from mtfc.compiler.ir.training_flag import TRAINING
 from mtfc.compiler.ir.types import FORMS, WRITTEN_BYTES
 from mtfc.editor import signatures
@@ -33,13 +33,12 @@ from mtfc.editor.cursor import NAMES, Cursor, OpenBracket, name_of
 from mtfc.editor.declarations import OPTIMIZERS, Declarations, Project
 from mtfc.editor.names import Body, names_of_body
 from mtfc.editor.signatures import CallSignature
-from mtfc.frontend.hardware.declarations import DEVICE, LINK, SCRATCHPAD
-from mtfc.frontend.hardware.device_graphs import LINK as GRAPH_LINK
+from mtfc.frontend.hardware.declarations import DEVICE, GRAPH_LINK, LINK, SCRATCHPAD
 from mtfc.frontend.layouts.allowed_warnings import OF_LAYOUTS
 from mtfc.frontend.semantics.calls.builtin_calls import BUILTINS
 from mtfc.frontend.semantics.names import standard_library
 from mtfc.frontend.semantics.names.scope import ANY, STEP
-from mtfc.frontend.semantics.training.precision import DYNAMIC, KEYS, LOSS_SCALE
+from mtfc.frontend.semantics.training.train_blocks import DYNAMIC, PRECISION_KEYS
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.brackets import DECLARATIONS
 from mtfc.frontend.syntax.lexer import Token, lex
@@ -440,7 +439,7 @@ PLACES: tuple[tuple[Fits, Names], ...] = (
         Completion.optimizers,
     ),
     (lambda at: at.is_in("train") and "precision" in _words(at) and at.after(":"), Completion.precision_values),
-    (lambda at: at.is_in("train") and "precision" in _words(at), lambda at: map(_keyword, KEYS)),
+    (lambda at: at.is_in("train") and "precision" in _words(at), lambda at: map(_keyword, PRECISION_KEYS)),
     (lambda at: at.cursor.keyword in ("mesh", "dim"), Completion.dims),
     (lambda at: at.after("repeat", "along", "->") or at.in_type(), Completion.dims),
     (lambda at: at.in_generics() and at.after("["), Completion.generics),

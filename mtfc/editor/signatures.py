@@ -11,7 +11,7 @@ from mtfc.compiler.ir.initializers import DISTRIBUTIONS
 from mtfc.editor.declarations import Declarations, Project
 from mtfc.editor.token_kinds import END_OF_LINE
 from mtfc.frontend.semantics.calls.builtin_calls import BUILTINS
-from mtfc.frontend.semantics.calls.signatures import shown
+from mtfc.frontend.semantics.calls.function_calls import shown
 from mtfc.frontend.syntax import ast
 
 

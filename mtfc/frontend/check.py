@@ -10,13 +10,19 @@ from mtfc.compiler.ir.core import Program
 from mtfc.frontend.elaborate import elaborate
 from mtfc.frontend.layout_options import chosen_layouts, multi_mesh_named
 from mtfc.frontend.layouts.allowed_warnings import on_lines
-from mtfc.frontend.layouts.efficiency import Advice, Faster, no_predictions
-from mtfc.frontend.layouts.legality import FindTargets, check_layouts, no_targets
+from mtfc.frontend.layouts.legality import (
+    Advice,
+    Faster,
+    FindTargets,
+    check_layouts,
+    no_predictions,
+    no_targets,
+)
 from mtfc.frontend.semantics.names.modules import Neighbour, no_neighbour
 from mtfc.frontend.syntax.parser import parse
 
 if TYPE_CHECKING:
-    from mtfc.frontend.layouts.parts import MultiMeshLayout
+    from mtfc.frontend.layouts.declared_layouts import MultiMeshLayout
     from mtfc.placements.declarations import DeclaredPlacement
 
 CheckPlacements = Callable[[Program, "Sequence[DeclaredPlacement]"], Iterable[Diagnostic]]

@@ -5,27 +5,35 @@ One run finds all errors of a file. `scope.py` says how one mistake gives one di
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from mtfc.compiler.diagnostics import Diagnostic, Diagnostics, Span
 from mtfc.compiler.ir.core import Program
-from mtfc.compiler.ir.types import Dim, Mesh
+from mtfc.compiler.ir.initializers import DISTRIBUTIONS
+from mtfc.compiler.ir.training_flag import TRAINING
+from mtfc.compiler.ir.types import WRITTEN_BYTES, Dim, Mesh
 from mtfc.compiler.records import frozen
-from mtfc.frontend.layouts.declared_layouts import DeclaredLayout, declare_layouts, named_once
-from mtfc.frontend.layouts.parts import MultiMeshLayout, declare_multi_mesh
-from mtfc.frontend.semantics.bodies.model_state import never_updated
-from mtfc.frontend.semantics.calls.function_calls import check_signature
+from mtfc.frontend.layouts.declared_layouts import (
+    DeclaredLayout,
+    MultiMeshLayout,
+    declare_layouts,
+    declare_multi_mesh,
+    named_once,
+)
+from mtfc.frontend.semantics.bodies.parameters_and_states import never_updated
+from mtfc.frontend.semantics.calls.builtin_calls import USAGES
+from mtfc.frontend.semantics.calls.function_calls import check_signature, find_function
 from mtfc.frontend.semantics.models import Model, elaborate_model
-from mtfc.frontend.semantics.names.dims_and_meshes import Sizes, declare_meshes
+from mtfc.frontend.semantics.names.constants import Sizes, declare_meshes
 from mtfc.frontend.semantics.names.modules import Loader, Neighbour, declarations_of, no_neighbour
-from mtfc.frontend.semantics.names.scope import Reports, Scope
-from mtfc.frontend.semantics.names.unrolled_layers import unrolled_layers
+from mtfc.frontend.semantics.names.scope import ANY, STEP, Reports, Scope, unknown_function
+from mtfc.frontend.semantics.names.unused_values import TAKE_VARIABLES, unrolled_layers, value_names
 from mtfc.frontend.semantics.training.optimizers import check_optimizers
 from mtfc.frontend.semantics.training.train_blocks import train_models
-from mtfc.frontend.semantics.uncalled_functions import as_function, check_uncalled
-from mtfc.frontend.syntax import ast
+from mtfc.frontend.syntax import ast, other_libraries
+from mtfc.frontend.syntax.ast import children, variables, walk
 
 if TYPE_CHECKING:
     from mtfc.compiler.cost.device_graph import Machine
@@ -122,7 +130,7 @@ def _hardware(file: ast.File, scope: Scope) -> dict[str, Machine | None]:
     decls = declarations_of(file, ast.HardwareDecl)
     if not decls:
         return {}
-    from mtfc.frontend.hardware.device_graphs import declare_hardware
+    from mtfc.frontend.hardware.declarations import declare_hardware
 
     return declare_hardware(decls, scope)
 
@@ -160,3 +168,53 @@ def _chosen(models: Mapping[str, Model], name: str | None, scope: Scope) -> Iter
         scope.unknown("E106", f"unknown model `{name}`", option, models)
         return ()
     return (models[name],)
+
+
+def check_uncalled(decl: ast.FnDecl, scope: Scope) -> None:
+    """Report the names in a function's body that nothing declares."""
+    inside = scope.inside(())
+    own = (*decl.generics, *(node.name for node in walk(decl) if isinstance(node, ast.DimDecl)))
+    inside.dims.update((name.text, None) for name in own)
+    values = {*variables((each.name for each in decl.args), decl.body), TRAINING}
+    for node in _expressions(decl):
+        _check(node, inside, values)
+    known = {*values, *inside.dims, *WRITTEN_BYTES, ANY}
+    for name in (name for node in decl.body for name in value_names(node) if name.text not in known):
+        inside.unknown("E101", f"unknown value `{name.text}`", name, values)
+
+
+def as_function(decl: ast.OptimizerDecl) -> ast.FnDecl:
+    """Return a function with the body of an optimizer, and with the names that the optimizer knows as arguments."""
+    dims = decl.pattern.dims if decl.pattern else ()
+    given = (*(hyper.name for hyper in decl.hypers), decl.parameter, decl.gradient, ast.Name(decl.span, STEP))
+    arguments = tuple(ast.FnArg(name.span, name, None, None) for name in given)
+    generics = tuple(dim for dim in dims if isinstance(dim, ast.Name))
+    return ast.FnDecl(decl.span, decl.name, generics, arguments, (), decl.body)
+
+
+def _expressions(node: ast.Node) -> Iterator[ast.Node]:
+    """Yield all expressions, types and lists of dimensions in the body of a function, from the outside in."""
+    takes_variables = isinstance(node, ast.Call) and node.function.text in TAKE_VARIABLES
+    for child in children(node):
+        if isinstance(child, ast.Name | ast.FnArg | ast.Broken):
+            continue
+        if takes_variables and isinstance(child, ast.DimList):
+            continue
+        yield child
+        yield from _expressions(child)
+
+
+def _check(node: ast.Node, scope: Scope, values: Collection[str]) -> None:
+    if isinstance(node, ast.Call) and not _exists(node.function, scope):
+        unknown_function(scope, node.function, values, USAGES)
+    if isinstance(node, ast.Binary) and node.op == "@":
+        scope.error("E004", other_libraries.NO_PRODUCT, node.span, help=other_libraries.EINSUM)
+    if isinstance(node, ast.Type | ast.DimList):
+        for dim in node.dims:
+            if not isinstance(dim, ast.Ellipsis):
+                scope.dim(dim)
+
+
+def _exists(name: ast.Name | ast.Path, scope: Scope) -> bool:
+    """Return True if there is a function or an initializer of this name."""
+    return find_function(scope, name) is not None or name.text in USAGES or name.text in DISTRIBUTIONS

@@ -1,7 +1,6 @@
 """Read the options `--layout` and `--mesh`: the name of a declaration, or its rules spelt out.
 
-Rules may also be in Mesh-TensorFlow's notation: `batch:rows;hidden:cols`. `syntax/option_text.py` parses rules that are spelt
-out.
+Rules may also be in Mesh-TensorFlow's notation: `batch:rows;hidden:cols`. `parse_option` parses rules that are spelt out.
 """
 
 from __future__ import annotations
@@ -11,13 +10,13 @@ from typing import TYPE_CHECKING
 from mtfc.compiler.diagnostics import CompileError, Label, Span, failure
 from mtfc.compiler.ir.types import Mesh
 from mtfc.frontend.layouts.declared_layouts import DeclaredLayout, resolve
-from mtfc.frontend.semantics.names.dims_and_meshes import mesh as declared_mesh
+from mtfc.frontend.semantics.names.constants import mesh as declared_mesh
 from mtfc.frontend.syntax import ast
-from mtfc.frontend.syntax.option_text import parse_option
+from mtfc.frontend.syntax.parser import parse_option
 
 if TYPE_CHECKING:
     from mtfc.frontend.elaborate import Module
-    from mtfc.frontend.layouts.parts import MultiMeshLayout
+    from mtfc.frontend.layouts.declared_layouts import MultiMeshLayout
     from mtfc.placements.declarations import DeclaredPlacement
 
 GIVEN = "given"

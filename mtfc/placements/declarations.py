@@ -24,7 +24,7 @@ from mtfc.frontend.semantics.names.device_names import (
 from mtfc.frontend.semantics.names.scope import Reports, Scope, count
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.format import format_source
-from mtfc.frontend.syntax.option_text import parse_option
+from mtfc.frontend.syntax.parser import parse_option
 from mtfc.placements.operators.operator_graph import Operator, OperatorGraph
 from mtfc.placements.operators.operator_parts import OperatorParts, Unsplittable
 from mtfc.placements.operators.strategy import (

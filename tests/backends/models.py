@@ -23,8 +23,7 @@ from mtfc.compiler.ir.core import (
 from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, Rules, TensorType
 from mtfc.frontend.semantics.names.modules import Loader, declarations_of, no_neighbour
 from mtfc.frontend.semantics.names.scope import Reports
-from mtfc.frontend.semantics.training.optimizers import find_optimizer
-from mtfc.frontend.semantics.training.update_functions import elaborate_updates
+from mtfc.frontend.semantics.training.optimizers import elaborate_updates, find_optimizer
 from mtfc.frontend.syntax.ast import TrainDecl
 from mtfc.frontend.syntax.parser import parse
 from tests import oracle

@@ -16,7 +16,7 @@ from mtfc.compiler.cost.hardware import Device, Hardware, Kind, Link, Rate
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.ops.collectives import SENDINGS
 from mtfc.compiler.ir.types import Mesh
-from mtfc.frontend.hardware.hardware_text import hardware_text
+from mtfc.frontend.hardware.declarations import hardware_text
 from mtfc.frontend.hardware_targets import HARDWARE, library_machines, machine_in_file
 
 

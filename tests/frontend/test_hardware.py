@@ -11,7 +11,7 @@ from mtfc.compiler.diagnostics import CompileError, Diagnostics
 from mtfc.compiler.ir.types import Mesh
 from mtfc.driver.loading.target import check_room
 from mtfc.frontend.elaborate import Module, elaborate
-from mtfc.frontend.hardware.hardware_text import hardware_text
+from mtfc.frontend.hardware.declarations import hardware_text
 from mtfc.frontend.hardware_targets import HARDWARE, find_hardware, library_machines, machine_in_file
 from mtfc.frontend.syntax.format import format_source
 from mtfc.frontend.syntax.parser import parse

@@ -16,7 +16,7 @@ from mtfc.compiler.ir.core import Equation
 from mtfc.compiler.ir.loops import dim_of
 from mtfc.compiler.ir.types import ITEM_BYTES
 from mtfc.frontend.jaxpr import importing
-from mtfc.frontend.jaxpr.cuts import CutArray, CutPlace, Space, improve
+from mtfc.frontend.jaxpr.renames import CutArray, CutPlace, Space, improve
 
 
 def array(*shape: int) -> Any:

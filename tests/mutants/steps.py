@@ -176,8 +176,8 @@ FAULTS = (
     StepFault(
         "group entries ignored",
         "frontend/semantics/training/train_blocks.py",
-        "for node, names in groups.optimized]\n    if decl.optimizer is not None",
-        "for node, names in ()]\n    if decl.optimizer is not None",
+        "nodes = (*own, *self.groups.optimized)",
+        "nodes = (*own,)",
         GROUPS,
     ),
     StepFault(
@@ -395,7 +395,7 @@ FAULTS = (
     ),
     StepFault(
         "first scale",
-        "frontend/semantics/training/precision.py",
+        "frontend/semantics/training/train_blocks.py",
         "FIRST_SCALE = 2.0**15",
         "FIRST_SCALE = 2.0**14",
         DYNAMIC,

@@ -41,6 +41,10 @@ class Numbers:
         return Fraction(self.mesh.size(axes))
 
 
+UNDISTRIBUTED = Numbers(Mesh("one", ()))
+"""Sizes of whole tensors."""
+
+
 class FormulaSizes:
     """Sizes as formulas in the names of dimensions and mesh axes.
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from mtfc.compiler.search.found import Found
     from mtfc.driver.jax_functions.comparison import PlanVerification
     from mtfc.driver.loading.choice import BestLayout
-    from mtfc.frontend.jaxpr.work import Work
+    from mtfc.frontend.jaxpr.importing import Work
 
 Objective = Literal["time", "serial", "memory"]
 

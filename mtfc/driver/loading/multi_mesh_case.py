@@ -15,7 +15,7 @@ from mtfc.frontend.layouts.legality import check_layout
 from mtfc.frontend.layouts.program_index import ProgramIndex
 
 if TYPE_CHECKING:
-    from mtfc.frontend.layouts.parts import MultiMeshLayout
+    from mtfc.frontend.layouts.declared_layouts import MultiMeshLayout
     from mtfc.meshes.mesh_labels import MeshPart
     from mtfc.meshes.multi_mesh_program import MultiMeshProgram
 

@@ -51,7 +51,7 @@ from mtfc.frontend.syntax.parser import parse
 if TYPE_CHECKING:
     from mtfc.compiler.cost.device_graph import Machine
     from mtfc.compiler.cost.hardware import Device, Hardware
-    from mtfc.frontend.layouts.parts import MultiMeshLayout
+    from mtfc.frontend.layouts.declared_layouts import MultiMeshLayout
     from mtfc.placements.declarations import DeclaredPlacement
 
 ONE_DEVICE = layout_options.ONE_DEVICE

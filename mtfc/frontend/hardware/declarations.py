@@ -1,14 +1,33 @@
-"""Read `hardware` declarations with one kind of device and nested links; `device_graphs.py` reads the others.
+"""Read `hardware` declarations, and write them.
 
-A declaration has entries within entries. The tables `DEVICE`, `SCRATCHPAD` and `LINK` at the end of this file list the known
-entries, each with the function that reads its value.
+A machine has one kind of device and nested links, or devices with names, which may be of several kinds and joined in any way. A
+declaration has entries within entries. The tables `DEVICE`, `SCRATCHPAD`, `LINK` and `GRAPH_LINK` list the known entries, each
+with the function that reads its value.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
+import attrs
+
+from mtfc.compiler.cost.device_graph import (
+    CENTRAL,
+    GRAPH_KINDS,
+    MOST_KINDS,
+    MOST_LINKS,
+    MOST_WIRES,
+    DeviceGraph,
+    DeviceKind,
+    GraphKind,
+    GraphLink,
+    Machine,
+)
+from mtfc.compiler.cost.device_graph import (
+    MOST_DEVICES as MOST_NAMED_DEVICES,
+)
 from mtfc.compiler.cost.hardware import (
     KERNELS,
     KINDS,
@@ -26,8 +45,10 @@ from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.collectives import KINDS as COLLECTIVES
 from mtfc.frontend.semantics.names.constants import number
+from mtfc.frontend.semantics.names.device_names import devices_of_kind, kinds_in
 from mtfc.frontend.semantics.names.scope import Scope, listing
 from mtfc.frontend.syntax import ast
+from mtfc.frontend.syntax.format import format_source
 
 Read = Callable[[ast.HardwareFigure, Scope], Any]
 
@@ -40,9 +61,7 @@ MOST_DEVICES = 2**31
 
 def declare_nested(decl: ast.HardwareDecl, scope: Scope) -> Hardware | None:
     """Return a machine with one kind of device and nested links; None if it has an error."""
-    found = entries_of(
-        decl.figures, {"device": _device}, ("device",), f"hardware `{decl.name.text}`", decl, scope
-    )
+    found = entries_of(decl.figures, NESTED, ("device",), f"hardware `{decl.name.text}`", decl, scope)
     places: dict[str, Span] = {}
     named = [link for link in decl.links if scope.declare("link", link.name, places)]
     links = [_link(link, is_last=link is decl.links[-1], scope=scope) for link in named]
@@ -50,16 +69,6 @@ def declare_nested(decl: ast.HardwareDecl, scope: Scope) -> Hardware | None:
     if found is None or len(made) < len(decl.links):
         return None
     return Hardware(decl.name.text, found["device"], tuple(made))
-
-
-def _device(figure: ast.HardwareFigure, scope: Scope) -> Device | None:
-    if not isinstance(figure.value, ast.HardwareFigures):
-        wrong_figure(figure, "`{ flops: ..., memory: ..., bandwidth: ... }`", scope)
-        return None
-    found = entries_of(
-        figure.value.entries, DEVICE, ("flops", "memory", "bandwidth"), "a device", figure, scope
-    )
-    return None if found is None else Device(**fields_of(found))
 
 
 def _link(link: ast.LinkDecl, is_last: bool, scope: Scope) -> Link | None:
@@ -71,7 +80,7 @@ def _link(link: ast.LinkDecl, is_last: bool, scope: Scope) -> Link | None:
     if found is None:
         return None
     kind: Kind = found["kind"]
-    sizes: tuple[int, ...] = found.pop("size", ())
+    sizes: tuple[int, ...] = found.setdefault("size", ())
     if not sizes and not (is_last and kind == "switch"):
         help = "only an outermost switch has room for any number"
         scope.error("E314", f"link `{link.name.text}` has no `size`", link.name.span, help=help)
@@ -86,7 +95,7 @@ def _link(link: ast.LinkDecl, is_last: bool, scope: Scope) -> Link | None:
         )
         return None
     found.setdefault("latency", 0.0)
-    return Link(link.name.text, sizes=sizes, **found)
+    return Link(link.name.text, **fields_of(found))
 
 
 def value_of(link: ast.LinkDecl, key: str) -> ast.Node:
@@ -135,43 +144,33 @@ def wrong_figure(figure: ast.HardwareFigure, expected: str, scope: Scope) -> Non
     scope.error("E315", f"`{key_of(figure)}` takes {expected}", figure.value.span)
 
 
-def positive(figure: ast.HardwareFigure, scope: Scope) -> float | None:
-    return number_of(figure, scope, f"a number from {LEAST:g} to {MOST:g}", _is_possible)
+def figure_within(expected: str, fits: Callable[[float], bool], kind: type[float] = float) -> Read:
+    """Return a function that reads a number that fits. expected: words for these numbers."""
+
+    def read(figure: ast.HardwareFigure, scope: Scope) -> float | None:
+        if isinstance(figure.value, ast.HardwareFigures | ast.Tuple | ast.DeviceList):
+            wrong_figure(figure, expected, scope)
+            return None
+        value = number(figure.value, scope)
+        if value is not None and not fits(value):
+            wrong_figure(figure, f"{expected}, and this is {value:g}", scope)
+            return None
+        return None if value is None else kind(value)
+
+    return read
 
 
 def _is_possible(value: float) -> bool:
     return LEAST <= value <= MOST
 
 
-def not_negative(figure: ast.HardwareFigure, scope: Scope) -> float | None:
-    return number_of(figure, scope, "a number of seconds, 0 or more", lambda value: 0 <= value <= MOST)
-
-
-def _share(figure: ast.HardwareFigure, scope: Scope) -> float | None:
-    return number_of(figure, scope, "a share, from 0 to 1", lambda value: 0 <= value <= 1)
-
-
-def number_of(
-    figure: ast.HardwareFigure, scope: Scope, expected: str, fits: Callable[[float], bool]
-) -> float | None:
-    """Return a number of an entry; None, and an error with the words `expected`, if there is none that fits."""
-    if isinstance(figure.value, ast.HardwareFigures | ast.Tuple | ast.DeviceList):
-        wrong_figure(figure, expected, scope)
-        return None
-    value = number(figure.value, scope)
-    if value is not None and not fits(value):
-        wrong_figure(figure, f"{expected}, and this is {value:g}", scope)
-        return None
-    return None if value is None else float(value)
-
-
-def whole_figure(figure: ast.HardwareFigure, scope: Scope) -> int | None:
-    value = number_of(figure, scope, "a whole number from 1 on", is_count)
-    return None if value is None else int(value)
-
-
-def is_count(value: float) -> bool:
+def _is_count(value: float) -> bool:
     return 1 <= value <= MOST_DEVICES and value == int(value)
+
+
+positive = figure_within(f"a number from {LEAST:g} to {MOST:g}", _is_possible)
+not_negative = figure_within("a number of seconds, 0 or more", lambda value: 0 <= value <= MOST)
+whole_figure = figure_within("a whole number from 1 on", _is_count, int)
 
 
 def _sizes(figure: ast.HardwareFigure, scope: Scope) -> tuple[int, ...] | None:
@@ -216,69 +215,55 @@ def _point(entry: ast.HardwareFigure, scope: Scope) -> tuple[float, float] | Non
     return None if rate is None else (float(entry.key.value), rate)
 
 
-def _flops(figure: ast.HardwareFigure, scope: Scope) -> dict[str, Rate] | None:
-    expected = "FLOP/s by dtype, such as `{ f32: 20e12, bf16: 300e12 }`"
-    return _table(figure, expected, lambda name: name.text == "f8" or scope.dtype(name), _rate, scope)
-
-
-def _ops(figure: ast.HardwareFigure, scope: Scope) -> dict[str, float] | None:
-    help = "the names of ops are those that `mtfc compile --emit ir` prints"
-    is_known = _known("op", (*OPS, *KERNELS), help, scope)
-    return _table(figure, "elements/s by op, such as `{ gather: 1e9 }`", is_known, positive, scope)
-
-
-def _collectives(figure: ast.HardwareFigure, scope: Scope) -> dict[str, Rate] | None:
-    is_known = _known("collective", COLLECTIVES, listing(COLLECTIVES), scope)
-    return _table(figure, "bytes/s by collective, such as `{ all_to_all: 5e9 }`", is_known, _rate, scope)
-
-
-def _attention(figure: ast.HardwareFigure, scope: Scope) -> dict[str, Rate] | None:
-    is_known = _known("pass", PASSES, listing(PASSES), scope)
-    expected = "FLOP/s by pass, such as `{ forward: 180e12, backward: 160e12 }`"
-    return _table(figure, expected, is_known, _rate, scope)
-
-
-def _known(what: str, names: Sequence[str], help: str | None, scope: Scope) -> Callable[[ast.Name], bool]:
+def _known(what: str, names: Sequence[str], help: str | None = None) -> Callable[[ast.Name, Scope], bool]:
     """Return a function that tests whether a name is one of `names`, and reports an error otherwise."""
 
-    def is_known(name: ast.Name) -> bool:
-        if name.text not in names:
-            scope.unknown("E012", f"no {what} is called `{name.text}`", name, names, help)
-        return name.text in names
+    def is_known(name: ast.Name, scope: Scope) -> bool:
+        message = f"no {what} is called `{name.text}`"
+        return name.text in names or scope.unknown("E012", message, name, names, help or listing(names))
 
     return is_known
 
 
-def _table(
-    figure: ast.HardwareFigure, expected: str, is_key: Callable[[ast.Name], object], read: Read, scope: Scope
-) -> dict[str, Any] | None:
-    """Read entries whose keys are names, such as dtypes: `is_key` tests a key, `read` reads a value."""
-    if not isinstance(figure.value, ast.HardwareFigures) or not figure.value.entries:
-        wrong_figure(figure, expected, scope)
-        return None
-    places: dict[str, Span] = {}
-    found: dict[str, Any] = {}
-    for entry in figure.value.entries:
-        name = ast.Name(entry.key.span, key_of(entry))
-        is_new = scope.declare("entry", name, places)
-        found[name.text] = read(entry, scope) if is_new and is_key(name) else None
-    return None if None in found.values() else found
+def _is_dtype(name: ast.Name, scope: Scope) -> bool:
+    return name.text == "f8" or scope.dtype(name) is not None
 
 
-def _scratchpad(figure: ast.HardwareFigure, scope: Scope) -> Scratchpad | None:
-    if not isinstance(figure.value, ast.HardwareFigures):
-        wrong_figure(figure, "`{ bytes: ..., wait: ... }`", scope)
-        return None
-    found = entries_of(figure.value.entries, SCRATCHPAD, ("bytes",), "a scratchpad", figure, scope)
-    return None if found is None else Scratchpad(**fields_of(found))
+def _table(expected: str, is_key: Callable[[ast.Name, Scope], bool], read: Read) -> Read:
+    """Return a function that reads entries whose keys are names, such as dtypes.
+
+    is_key: tests a key. read: reads a value.
+    """
+
+    def read_table(figure: ast.HardwareFigure, scope: Scope) -> dict[str, Any] | None:
+        if not isinstance(figure.value, ast.HardwareFigures) or not figure.value.entries:
+            wrong_figure(figure, expected, scope)
+            return None
+        places: dict[str, Span] = {}
+        found: dict[str, Any] = {}
+        for entry in figure.value.entries:
+            name = ast.Name(entry.key.span, key_of(entry))
+            is_new = scope.declare("entry", name, places)
+            found[name.text] = read(entry, scope) if is_new and is_key(name, scope) else None
+        return None if None in found.values() else found
+
+    return read_table
 
 
-def _dots(figure: ast.HardwareFigure, scope: Scope) -> DotShares | None:
-    if not isinstance(figure.value, ast.HardwareFigures) or not figure.value.entries:
-        wrong_figure(figure, "shares of the FLOP/s by side, such as `{ short: { 64: 0.3, 512: 1 } }`", scope)
-        return None
-    found = entries_of(figure.value.entries, DOTS, (), "the entry `dots`", figure, scope)
-    return None if found is None else DotShares(**found)
+def _record(
+    make: Callable[..., Any], known: Mapping[str, Read], needed: Sequence[str], where: str, expected: str
+) -> Read:
+    """Return a function that reads entries within an entry as a record; if none is needed, at least one of them."""
+
+    def read(figure: ast.HardwareFigure, scope: Scope) -> Any:
+        given = figure.value.entries if isinstance(figure.value, ast.HardwareFigures) else None
+        if given is None or not (given or needed):
+            wrong_figure(figure, expected, scope)
+            return None
+        found = entries_of(given, known, needed, where, figure, scope)
+        return None if found is None else make(**fields_of(found))
+
+    return read
 
 
 def _shares(figure: ast.HardwareFigure, scope: Scope) -> Rate | None:
@@ -295,22 +280,9 @@ def fields_of(entries: Mapping[str, Any]) -> dict[str, Any]:
     return {FIELDS.get(key, key): value for key, value in entries.items()}
 
 
-FIELDS = {"matrix": "mxu_size", "wait": "latency"}
-"""Fields of `Device` and `Scratchpad` whose keys in files have other names."""
+FIELDS = {"matrix": "mxu_size", "wait": "latency", "size": "sizes"}
+"""Fields of `Device`, `Scratchpad` and `Link` whose keys in files have other names."""
 
-DEVICE: Mapping[str, Read] = {
-    "flops": _flops,
-    "memory": positive,
-    "bandwidth": _rate,
-    "overhead": not_negative,
-    "loop": not_negative,
-    "ops": _ops,
-    "overlap": _share,
-    "dots": _dots,
-    "attention": _attention,
-    "matrix": whole_figure,
-    "scratchpad": _scratchpad,
-}
 DOTS: Mapping[str, Read] = {"short": _shares, "long": _shares, "summed": _shares}
 SCRATCHPAD: Mapping[str, Read] = {
     "bytes": positive,
@@ -320,6 +292,35 @@ SCRATCHPAD: Mapping[str, Read] = {
     "factors": positive,
     "results": positive,
 }
+DEVICE: Mapping[str, Read] = {
+    "flops": _table("FLOP/s by dtype, such as `{ f32: 20e12, bf16: 300e12 }`", _is_dtype, _rate),
+    "memory": positive,
+    "bandwidth": _rate,
+    "overhead": not_negative,
+    "loop": not_negative,
+    "overlap": figure_within("a share, from 0 to 1", lambda value: 0 <= value <= 1),
+    "dots": _record(
+        DotShares,
+        DOTS,
+        (),
+        "the entry `dots`",
+        "shares of the FLOP/s by side, such as `{ short: { 64: 0.3, 512: 1 } }`",
+    ),
+    "attention": _table(
+        "FLOP/s by pass, such as `{ forward: 180e12, backward: 160e12 }`", _known("pass", PASSES), _rate
+    ),
+    "matrix": whole_figure,
+    "scratchpad": _record(Scratchpad, SCRATCHPAD, ("bytes",), "a scratchpad", "`{ bytes: ..., wait: ... }`"),
+    "ops": _table(
+        "elements/s by op, such as `{ gather: 1e9 }`",
+        _known("op", (*OPS, *KERNELS), "the names of ops are those that `mtfc compile --emit ir` prints"),
+        positive,
+    ),
+}
+NEEDED = ("flops", "memory", "bandwidth")
+NESTED: Mapping[str, Read] = {
+    "device": _record(Device, DEVICE, NEEDED, "a device", "`{ flops: ..., memory: ..., bandwidth: ... }`")
+}
 LINK: Mapping[str, Read] = {
     "kind": word(*KINDS),
     "size": _sizes,
@@ -327,5 +328,255 @@ LINK: Mapping[str, Read] = {
     "latency": not_negative,
     "shared": whole_figure,
     "wraps": whole_figure,
-    "collectives": _collectives,
+    "collectives": _table(
+        "bytes/s by collective, such as `{ all_to_all: 5e9 }`", _known("collective", COLLECTIVES), _rate
+    ),
 }
+
+
+def declare_hardware(decls: Iterable[ast.HardwareDecl], scope: Scope) -> dict[str, Machine | None]:
+    """Return the machines by name, with None for a machine that has an error."""
+    places: dict[str, Span] = {}
+    return {
+        decl.name.text: _graph(decl, scope) if decl.devices else declare_nested(decl, scope)
+        for decl in decls
+        if scope.declare("hardware", decl.name, places)
+    }
+
+
+def _graph(decl: ast.HardwareDecl, scope: Scope) -> DeviceGraph | None:
+    for figure in decl.figures:
+        help = "if one device has a name, all have: `device cpu: { ... }`"
+        scope.error("E315", "a machine with named devices has no other entries", figure.key.span, help=help)
+    places: dict[str, Span] = {}
+    named = [each for each in decl.devices if scope.declare("device", each.name, places)]
+    kinds = [each for each in (_kind(each, scope) for each in named) if each is not None]
+    links = [each for each in decl.links if scope.declare("link", each.name, places)]
+    figures = [
+        entries_of(each.figures, GRAPH_LINK, ("kind", "between", "bandwidth"), "a link", each, scope)
+        for each in links
+    ]
+    is_complete = len(kinds) == len(decl.devices) and len(links) == len(decl.links) and not decl.figures
+    if not is_complete or not _has_room(decl, kinds, scope):
+        return None
+    graph = DeviceGraph(decl.name.text, tuple(kinds), ())
+    wrong: set[str] = set()
+    for place, (link, found) in enumerate(zip(links, figures, strict=True)):
+        made = _graph_link(link, found, graph, links[place:], wrong, scope) if found is not None else None
+        if made is None:
+            wrong.add(link.name.text)
+        elif not _has_wires(made, graph, link, scope):
+            return None
+        else:
+            graph = attrs.evolve(graph, links=(*graph.links, made))
+    if wrong:
+        return None
+    return graph if _is_connected(graph, decl, scope) and _has_worker(graph, decl, scope) else None
+
+
+def _has_worker(graph: DeviceGraph, decl: ast.HardwareDecl, scope: Scope) -> bool:
+    """Report a machine of parameter servers alone."""
+    if len(graph.servers) < graph.devices:
+        return True
+    message = f"`{decl.name.text}` has parameter servers alone, which run no parts of a program"
+    return scope.error("E315", message, decl.name.span, help="leave out `role` for a device that computes")
+
+
+def _has_room(decl: ast.HardwareDecl, kinds: Iterable[DeviceKind], scope: Scope) -> bool:
+    """Report machines with too many devices, kinds or links."""
+    for given, most, what in (
+        (sum(kind.count for kind in kinds), MOST_NAMED_DEVICES, "devices"),
+        (len(decl.devices), MOST_KINDS, "kinds of devices"),
+        (len(decl.links), MOST_LINKS, "links"),
+    ):
+        if given > most:
+            message = (
+                f"`{decl.name.text}` has {given:,} {what}, and {most} are possible if devices have names"
+            )
+            help = "a machine with one `device` and nested links may have any number of devices"
+            return scope.error("E315", message, decl.name.span, help=help)
+    return True
+
+
+def _has_wires(link: GraphLink, graph: DeviceGraph, decl: ast.LinkDecl, scope: Scope) -> bool:
+    """Report the link with which a machine has too many pairs of joined members."""
+    if sum(each.most_pairs for each in (*graph.links, link)) <= MOST_WIRES:
+        return True
+    message = f"with `{link.name}`, the links join more than {MOST_WIRES:,} pairs of members"
+    return scope.error("E315", message, decl.name.span, help="join many devices by a switch")
+
+
+def _is_connected(graph: DeviceGraph, decl: ast.HardwareDecl, scope: Scope) -> bool:
+    lost = graph.unreachable()
+    if lost is None:
+        return True
+    name = decl.devices[graph.kind_of[lost]].name
+    message = f"no links lead from `{graph.called(0)}` to `{graph.called(lost)}`"
+    help = "name the device, its kind, or a switch or bus that joins it, in the `between` of a link"
+    return scope.error("E341", message, name.span, help=help)
+
+
+def _kind(decl: ast.DeviceDecl, scope: Scope) -> DeviceKind | None:
+    where = f"device `{decl.name.text}`"
+    known: Mapping[str, Read] = {"count": whole_figure, "role": word("worker", "server"), **DEVICE}
+    found = entries_of(decl.figures, known, NEEDED, where, decl, scope)
+    if found is None:
+        return None
+    count, role = found.pop("count", 1), found.pop("role", "worker")
+    return DeviceKind(decl.name.text, Device(**fields_of(found)), count, role == "server")
+
+
+def _graph_link(
+    link: ast.LinkDecl,
+    found: Mapping[str, Any],
+    graph: DeviceGraph,
+    later: Iterable[ast.LinkDecl],
+    wrong: Set[str],
+    scope: Scope,
+) -> GraphLink | None:
+    """Return a link; None if it is wrong, with an error unless the fault is that of a link which it joins.
+
+    wrong: the links above that have an error.
+    """
+    kind: GraphKind = found["kind"]
+    nodes: ast.DeviceList = found["between"]
+    if len(nodes.devices) > MOST_NAMED_DEVICES + MOST_LINKS:
+        message = f"`between` has {len(nodes.devices):,} entries, and a machine has fewer devices and links"
+        scope.error("E315", message, nodes.span)
+        return None
+    names = {each.name.text for each in later}
+    groups = [_group(node, graph, names, wrong, scope) for node in nodes.devices]
+    good = tuple(group for group in groups if group is not None)
+    if len(good) < len(groups):
+        return None
+    place = value_of(link, "between").span
+    duplex = found.get("duplex", "full")
+    made = GraphLink(
+        link.name.text, kind, good, found["bandwidth"], found.get("latency", 0.0), duplex == "half"
+    )
+    return made if _is_link(made, graph, place, scope) else None
+
+
+def _is_link(link: GraphLink, graph: DeviceGraph, place: Span, scope: Scope) -> bool:
+    """Report a link that joins the wrong number of members, or a member with itself."""
+    members = [member for group in link.groups for member in group]
+    if link.kind == "wire" and len(link.groups) != 2:
+        message = f"a wire is between two devices or groups, and this names {len(link.groups)}"
+        return scope.error("E315", message, place, help="write `between: [cpu, gpu]`, or make it a switch")
+    twice = next((member for member, times in Counter(members).items() if times > 1), None)
+    if len(set(members)) < 2:
+        return scope.error("E315", f"`{link.name}` joins {_listed(link, graph)}: a link has two ends", place)
+    if twice is not None and link.kind != "wire":
+        return scope.error("E315", f"`between` has `{graph.called(twice)}` twice", place)
+    return True
+
+
+def _listed(link: GraphLink, graph: DeviceGraph) -> str:
+    names = {graph.called(member) for group in link.groups for member in group}
+    return f"`{names.pop()}` with itself" if names else "nothing"
+
+
+def _group(
+    node: ast.DeviceSet, graph: DeviceGraph, later: Set[str], wrong: Set[str], scope: Scope
+) -> tuple[int, ...] | None:
+    """Return the members that an entry of `between` names; see `_link`."""
+    if isinstance(node, ast.DevicesOfKind):
+        return devices_of_kind(node, kinds_in(graph), "E315", scope)
+    if not isinstance(node, ast.Name):
+        scope.error("E315", "`between` takes names of devices and links: `[cpu, gpu[0..3]]`", node.span)
+        return None
+    kind = next((i for i, each in enumerate(graph.kinds) if each.name == node.text), None)
+    if kind is not None:
+        return graph.numbers(kind)
+    if node.text in wrong:
+        return None
+    known = {each.name: number for number, each in enumerate(graph.links)}
+    if node.text not in known:
+        help = "links join links that stand above them" if node.text in later else None
+        names = (*(each.name for each in graph.kinds), *known)
+        scope.unknown("E012", f"no device or link is called `{node.text}`", node, names, help)
+        return None
+    number = known[node.text]
+    if graph.links[number].kind not in CENTRAL:
+        message = f"`{node.text}` is a {graph.links[number].kind}, which no link can join"
+        scope.error("E315", message, node.span, help="links join devices, switches and buses")
+        return None
+    return (graph.middle(number),)
+
+
+def _between(figure: ast.HardwareFigure, scope: Scope) -> ast.DeviceList | None:
+    if isinstance(figure.value, ast.DeviceList) and figure.value.devices:
+        return figure.value
+    wrong_figure(figure, "the devices and links that are joined: `[cpu, gpu[0..3]]`", scope)
+    return None
+
+
+GRAPH_LINK: Mapping[str, Read] = {
+    "kind": word(*GRAPH_KINDS),
+    "between": _between,
+    "bandwidth": positive,
+    "latency": not_negative,
+    "duplex": word("full", "half"),
+}
+
+
+# Hardware as text, as `mtfc calibrate` writes it
+
+
+USUAL = {"loop": 0.0, "overlap": 1.0, "shared": 1}
+"""Figures that are left out if they have these values."""
+
+
+def hardware_text(hardware: Hardware, comment: str) -> str:
+    """Return a file in canonical form that declares the hardware, with figures rounded to four digits."""
+    links = ((f"link {link.name}", link, LINK) for link in hardware.links)
+    lines = [
+        *(f"# {line}".rstrip() for line in comment.splitlines()),
+        f"hardware {hardware.name} = {{",
+        *(
+            f"{name}: {_braces(_entries(of, keys))}"
+            for name, of, keys in (("device", hardware.device, DEVICE), *links)
+        ),
+        "}",
+    ]
+    return format_source("\n".join(lines) + "\n")
+
+
+def _entries(record: object, known: Iterable[str]) -> Iterator[str]:
+    """Yield the entries of a record that say something."""
+    for key in known:
+        value = getattr(record, FIELDS.get(key, key))
+        if value not in (None, (), {}) and value != USUAL.get(key):
+            yield f"{key}: {_text(value)}"
+
+
+def _text(value: object) -> str:
+    """Return the text of a figure. Tables of rates by name have a line for each."""
+    if isinstance(value, Rate) and len(value.points) > 1:
+        return _on_one_line(f"{_text(size)}: {_text(rate)}" for size, rate in value.points)
+    if isinstance(value, Rate):
+        return _text(value.points[0][1])
+    if isinstance(value, Scratchpad):
+        return _on_one_line(_entries(value, SCRATCHPAD))
+    if isinstance(value, DotShares):
+        return _braces(_entries(value, DOTS))
+    if isinstance(value, Mapping):
+        return _braces(f"{key}: {_text(each)}" for key, each in value.items())
+    if isinstance(value, tuple):
+        return str(value[0] if len(value) == 1 else value)
+    return _number(value) if isinstance(value, float) else str(value)
+
+
+def _braces(entries: Iterable[str]) -> str:
+    return "{\n" + "".join(f"{entry}\n" for entry in entries) + "}"
+
+
+def _on_one_line(entries: Iterable[str]) -> str:
+    return "{ " + ", ".join(entries) + " }"
+
+
+def _number(value: float) -> str:
+    """Return a figure such as `1.234e9` or `16`."""
+    text = f"{value:.4g}"
+    mantissa, _, exponent = text.partition("e")
+    return f"{mantissa}e{int(exponent)}" if exponent else text

@@ -16,7 +16,7 @@ import attrs
 from mtfc.compiler.ir.attributes import INTEGER_RANGE
 from mtfc.frontend.jaxpr.equations import scan_counts
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Body, Flat, Number, Operand, Var, all_steps
-from mtfc.frontend.jaxpr.index_numbers import data_of, index_numbers, is_indexing
+from mtfc.frontend.jaxpr.rules.indexing import data_of, index_numbers, is_indexing
 
 
 def batch_counted_rows(flat: Flat) -> None:

@@ -16,7 +16,6 @@ import attrs
 from mtfc.compiler.diagnostics import CompileError, Diagnostic, Span
 from mtfc.compiler.ir.core import Stage
 from mtfc.compiler.ir.types import ARRAY_DTYPES, CARRIED_BYTES, FLOATS
-from mtfc.frontend.jaxpr.axis_annotations import Annotation
 from mtfc.frontend.jaxpr.equations import (
     INLINED,
     bound,
@@ -140,6 +139,14 @@ def all_steps(steps: Iterable[AppliedPrimitive]) -> Iterator[AppliedPrimitive]:
         yield step
         for body in step.bodies:
             yield from all_steps(body.steps)
+
+
+@attrs.frozen
+class Annotation:
+    """A name for each axis of an array, or None. is_of_flax: True for Flax's names, of which equal ones mean one dimension."""
+
+    names: tuple[str | None, ...]
+    is_of_flax: bool
 
 
 @attrs.frozen(eq=False)
@@ -381,7 +388,9 @@ class Flattener:
         for x, var in zip(found, eqn.outvars, strict=True):
             env[var] = self._as_data(x, self.var(var.aval).key) if is_of_data else x
         if len(self._steps) == before:
-            self._step(_copy(), (TRUE,), self._like(TRUE), {})
+            import jax
+
+            self._step(jax.lax.copy_p, (TRUE,), self._like(TRUE), {})
         self._steps[-1].ends, self._steps[-1].is_expansion = eqn, True
 
     def _as_data(self, x: Operand | Empty, key: str | None) -> Operand | Empty:
@@ -593,13 +602,6 @@ class Flattener:
 
 def _with_elements(operands: Iterable[Operand | Empty]) -> tuple[Operand, ...]:
     return tuple(x for x in operands if not isinstance(x, Empty))
-
-
-def _copy() -> Any:
-    """Return the primitive `copy`."""
-    import jax
-
-    return jax.lax.copy_p
 
 
 def _becomes_loop(eqn: Any, operands: Sequence[Operand | Empty]) -> bool:

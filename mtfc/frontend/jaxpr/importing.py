@@ -1,4 +1,8 @@
-"""Import a JAX function: trace it, link its axes, name its dimensions, and make a program with the function `forward`."""
+"""Import a JAX function: trace it, link its axes, name its dimensions, and make a program with the function `forward`.
+
+A function that returns its model anew becomes a training step as well, with the roles and stages that steps of the language have.
+So rules of storage apply to the model and to the optimizer's state, and both are returned as they are stored.
+"""
 
 from __future__ import annotations
 
@@ -10,26 +14,41 @@ from typing import Any
 import attrs
 
 from mtfc.compiler.activity import doing
+from mtfc.compiler.cost.sizes import UNDISTRIBUTED, bytes_of, whole
 from mtfc.compiler.diagnostics import Diagnostic, Label, Span
 from mtfc.compiler.ir.builder import Builder, Names
-from mtfc.compiler.ir.core import Argument, Function, Initializer, Output, Parameter, Program, Role, Value
+from mtfc.compiler.ir.core import (
+    Argument,
+    Equation,
+    Function,
+    Initializer,
+    Output,
+    Parameter,
+    Program,
+    Role,
+    Value,
+)
+from mtfc.compiler.ir.loops import dim_of
+from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.calls import FUNCTION
 from mtfc.compiler.ir.types import ITEM_BYTES, Dim, TensorType
 from mtfc.compiler.ir.verifier import verify
 from mtfc.compiler.search.repeated_layers import RepeatedLayers
-from mtfc.frontend.jaxpr.copies import merge_copies, merge_linked_copies
 from mtfc.frontend.jaxpr.counted_indices import batch_counted_rows
-from mtfc.frontend.jaxpr.dimension_names import GivenNames, ascii_name, propose
-from mtfc.frontend.jaxpr.emitting import Dims, JaxprEmitter, Rename
+from mtfc.frontend.jaxpr.dimension_names import (
+    GivenNames,
+    ascii_name,
+    merge_copies,
+    merge_linked_copies,
+    propose,
+)
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Flat, Operand, Var, all_steps
-from mtfc.frontend.jaxpr.linking import Linker
+from mtfc.frontend.jaxpr.primitive_rules import Dims, JaxprEmitter, Linker, Rename
 from mtfc.frontend.jaxpr.renames import place_renames
 from mtfc.frontend.jaxpr.rules import RULES
 from mtfc.frontend.jaxpr.rules.calls import OTHER
 from mtfc.frontend.jaxpr.tracing import traced
-from mtfc.frontend.jaxpr.training_step import training_functions, update_results
 from mtfc.frontend.jaxpr.user_lines import definition
-from mtfc.frontend.jaxpr.work import Work, work_of
 
 
 @attrs.frozen
@@ -202,10 +221,11 @@ def imported(
             merge_linked_copies(flat)
         place_renames(linker, flat)
     model = _model_arguments(flat, len(args)) if parameters is None else set[int | str](parameters)
-    roles = [_role(path, model) for path in flat.inputs]
+    roles: list[Role] = ["parameter" if argument_of(path) in model else "input" for path in flat.inputs]
     propose(flat, roles, names, function)
     with doing("making equations"):
-        return _Import(flat, linker, roles, definition(function)).run(_title(function))
+        title = ascii_name(getattr(function, "__name__", type(function).__name__))
+        return _Import(flat, linker, roles, definition(function)).run(title or "program")
 
 
 def _model_arguments(flat: Flat, number: int) -> set[int | str]:
@@ -286,23 +306,6 @@ def replaced_arguments(flat: Flat, inputs: Sequence[Leaf], outputs: Sequence[Lea
     return {name: argument.name for name, argument in pairs if argument.role != "input"}
 
 
-def _role(path: tuple[Any, ...], model: set[int | str]) -> Role:
-    """Return `parameter` for a leaf of an argument that holds the model's arrays."""
-    return "parameter" if argument_of(path) in model else "input"
-
-
-def _title(function: Callable[..., Any]) -> str:
-    name = getattr(function, "__name__", type(function).__name__)
-    return ascii_name(name) or "program"
-
-
-def path_text(path: Sequence[Any], separator: str = "/") -> str:
-    """Return the place of a leaf in its argument, such as `layers/0/kernel`."""
-    from jax.tree_util import keystr
-
-    return str(keystr(tuple(path), simple=True, separator=separator))
-
-
 class _Import:
     """Makes the program of a linked function."""
 
@@ -368,10 +371,12 @@ class _Import:
 
     def _outputs(self, inputs: Sequence[Leaf]) -> Iterable[tuple[Output, Leaf]]:
         """Yield the outputs. One that replaces an argument has its name, and an element of a tuple is `result_1`."""
+        from jax.tree_util import keystr
+
         names = Names()
         body, arguments = self.flat.body, returned_leaves(self.flat, inputs)
         for i, (path, var) in enumerate(zip(self.flat.outputs, body.outputs, strict=True)):
-            own = path_text(path, "_")
+            own = str(keystr(path, simple=True, separator="_"))
             own = f"result_{own}".rstrip("_") if not own or own[0].isdigit() else own
             name = names.fresh(arguments[path].name if path in arguments else identifier(own))
             value, axes = self.emitter.raw(var), body.renamed.get(i, var.axes)
@@ -386,3 +391,135 @@ def identifier(text: str) -> str:
     """Return text as a name of the program."""
     found = ascii_name(text)
     return found if found and not found[0].isdigit() else f"a{found}"
+
+
+@attrs.frozen
+class Work:
+    """FLOPs, and bytes that are read and written; or shares of both."""
+
+    flops: float = 0.0
+    bytes: float = 0.0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(self.flops + other.flops, self.bytes + other.bytes)
+
+    def __truediv__(self, other: Work) -> Work:
+        """Return shares; those of nothing are zero."""
+        return Work(self.flops / (other.flops or 1.0), self.bytes / (other.bytes or 1.0))
+
+    def __str__(self) -> str:
+        return f"{100 * self.flops:.1f} % of all FLOPs, and {100 * self.bytes:.1f} % of all bytes that are read and written"
+
+
+def work_of(body: tuple[Equation, ...], times: int = 1) -> Iterator[tuple[Equation, Work]]:
+    """Yield equations with their work, those of loops with that of all iterations."""
+    for eqn in body:
+        for region in eqn.regions:
+            yield from work_of(region.body, times * dim_of(eqn).size)
+        if not eqn.regions:
+            flops = OPS[eqn.op].flops(eqn, UNDISTRIBUTED)
+            moved = sum(whole(bytes_of(value.type, UNDISTRIBUTED)) for value in (*eqn.operands, *eqn.results))
+            yield eqn, Work(times * flops, times * moved)
+
+
+def training_functions(whole: Function, replaced: Mapping[str, str]) -> tuple[Function, ...]:
+    """Return `forward` and `step`, or `forward` alone for a function that returns no model, or computes no gradients and no loss.
+
+    replaced: name of an output -> the argument that it replaces. Arguments that the other outputs need are the model; the others
+    that are replaced are the optimizer's state. A step returns all of the model: what it does not replace, too. If no other
+    output needs the model, `forward` computes the gradients.
+    """
+    plain = [output for output in whole.outputs if output.name not in replaced]
+    if len(plain) == len(whole.outputs):
+        return (whole,)
+    model = {a.value for a in whole.arguments if a.value.name in replaced.values()}
+    needed = _ancestors(whole.body, (output.value for output in plain))
+    computed = plain if model & needed else [*plain, *_gradients(whole.body, plain)]
+    needed = _ancestors(whole.body, (output.value for output in computed))
+    if not model & needed:
+        return (whole,)
+    arguments = tuple(_with_role(a, needed, replaced.values()) for a in whole.arguments)
+    outputs = tuple(attrs.evolve(output, updates=replaced.get(output.name)) for output in whole.outputs)
+    names = Names(output.name for output in whole.outputs)
+    kept = tuple(
+        Output(names.fresh(a.value.name), a.value, a.value.name)
+        for a in arguments
+        if a.role == "parameter" and a.value.name not in replaced.values()
+    )
+    body = tuple(eqn for eqn in whole.body if not needed.isdisjoint(eqn.results))
+    forward = Function("forward", tuple(a for a in arguments if a.role != "state"), body, tuple(computed))
+    outputs = tuple(sorted((*outputs, *kept), key=lambda output: output.updates is not None))
+    return forward, Function("step", arguments, _by_output([*_staged(whole.body, plain)], outputs), outputs)
+
+
+def _gradients(body: Iterable[Equation], plain: Iterable[Output]) -> list[Output]:
+    """Return the values of the backward pass that other equations need, as outputs beside the plain ones."""
+    backward = {value: None for eqn in body if eqn.stage == "backward" for value in eqn.results}
+    needed = _ancestors(body, backward)
+    used = (value for eqn in body if needed.isdisjoint(eqn.results) for value in eqn.operands)
+    names = Names(output.name for output in plain)
+    return [Output(names.fresh("gradient"), value) for value in dict.fromkeys(used) if value in backward]
+
+
+def update_results(steps: Sequence[AppliedPrimitive], outputs: Iterable[Operand]) -> frozenset[Var]:
+    """Return the results of the steps of the update: neither gradients nor some outputs need them."""
+    needed = set(outputs)
+    found: list[AppliedPrimitive] = []
+    for step in reversed(steps):
+        if step.stage == "backward" or not needed.isdisjoint(step.results):
+            needed |= {*step.operands}
+        else:
+            found.append(step)
+    return frozenset(var for step in all_steps(found) for var in step.results)
+
+
+def _ancestors(body: Iterable[Equation], values: Iterable[Value]) -> set[Value]:
+    """Return all values that some values are computed from."""
+    needed = set(values)
+    for eqn in reversed([*body]):
+        if not needed.isdisjoint(eqn.results):
+            needed |= {*eqn.operands, *eqn.results}
+    return needed
+
+
+def _with_role(argument: Argument, needed: set[Value], replaced: Iterable[str]) -> Argument:
+    is_state = argument.value.name in {*replaced} and argument.value not in needed
+    return attrs.evolve(argument, role="state") if is_state else argument
+
+
+def _by_output(body: Sequence[Equation], outputs: Iterable[Output]) -> tuple[Equation, ...]:
+    """Return the equations, those of the update last and in groups.
+
+    A group has the equations that an output needs, and after them the last equations whose operands are then there. An optimizer
+    of optax computes each of its quantities for all parameters before the next one. In that order all would be in memory at the
+    same time.
+    """
+    place = {eqn: i for i, eqn in enumerate(body)}
+    updates = {value: eqn for eqn in body if eqn.stage == "update" for value in eqn.results}
+    last = {updates[output.value] for output in outputs if output.value in updates}
+    users: dict[Value, list[Equation]] = {}
+    for eqn in last:
+        for value in eqn.operands:
+            users.setdefault(value, []).append(eqn)
+    found = {eqn: None for eqn in body if eqn.stage != "update"}
+    for output in (*outputs, *(Output("", value) for value in updates)):
+        needed, todo = set[Equation](), [output.value]
+        while todo:
+            made = updates.get(todo.pop())
+            if made is not None and made not in found and made not in needed:
+                needed.add(made)
+                todo += made.operands
+        found |= dict.fromkeys(sorted(needed, key=place.__getitem__))
+        ends = {end for eqn in needed for value in eqn.results for end in users.get(value, ())}
+        ready = (end for end in ends if all(v not in updates or updates[v] in found for v in end.operands))
+        found |= dict.fromkeys(sorted(ready, key=place.__getitem__))
+    return tuple(found)
+
+
+def _staged(body: tuple[Equation, ...], plain: Iterable[Output]) -> Iterable[Equation]:
+    """Yield the equations; those that neither outputs nor gradients need belong to the update."""
+    gradients = [value for eqn in body if eqn.stage == "backward" for value in eqn.results]
+    needed = _ancestors(body, [*gradients, *(output.value for output in plain)])
+    for eqn in body:
+        is_update = eqn.stage == "forward" and needed.isdisjoint(eqn.results)
+        yield attrs.evolve(eqn, stage="update") if is_update else eqn

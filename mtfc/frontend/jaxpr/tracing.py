@@ -1,20 +1,24 @@
-"""Trace a function on arguments of any pytrees. Nothing is computed."""
+"""Trace a function on arguments of any pytrees. Nothing is computed.
+
+A function that changes objects of Flax NNX which it gets becomes a function that returns the arguments with these anew.
+"""
 
 from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from math import prod
 from typing import Any
 
 import attrs
 
-from mtfc.compiler.diagnostics import CompileError
-from mtfc.frontend.jaxpr.axis_annotations import axis_annotations
-from mtfc.frontend.jaxpr.changed_objects import returning_changed
-from mtfc.frontend.jaxpr.explicit_types import without_explicit_types
-from mtfc.frontend.jaxpr.flat import Flat, Flattener, Operand, refused
-from mtfc.frontend.jaxpr.user_lines import definition, line_of_error
+from mtfc.compiler.diagnostics import CompileError, Span
+from mtfc.frontend.jaxpr.equations import bound
+from mtfc.frontend.jaxpr.flat import Annotation, Flat, Flattener, Operand, refused
+from mtfc.frontend.jaxpr.user_lines import at_line_of, definition, line_of, line_of_error
 
 
 def traced(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Flat:
@@ -206,3 +210,332 @@ def _kind_of_other(leaf: Any) -> str | None:
     dtype = getattr(leaf, "dtype", None)
     is_other = isinstance(dtype, np.dtype) and (dtype.kind in "OSUTMm" or dtype.names is not None)
     return f"{type(leaf).__name__} of {dtype}" if is_other else None
+
+
+# Objects of Flax NNX
+
+
+def returning_changed(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """Return a function that returns the arguments whose objects `function` changes, in order, and then its result.
+
+    Its attribute `returned` is their number. A function that changes no object stays as it is.
+    """
+    import jax
+
+    places = [key for key, arg in _by_place(args, kwargs).items() if _may_change(arg)]
+    if not places:
+        return function
+    changed: list[int | str] = []
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        given = _by_place(args, kwargs)
+        before = [jax.tree.leaves(given[key]) for key in places]
+        result = function(*args, **kwargs)
+        after = [jax.tree.leaves(given[key]) for key in places]
+        for key, old, new in zip(places, before, after, strict=True):
+            if len(old) != len(new) or any(a is not b for a, b in zip(old, new, strict=True)):
+                changed.append(key)
+        return result
+
+    jax.eval_shape(watched, *args, **kwargs)
+    chosen = tuple(dict.fromkeys(changed))
+    if not chosen:
+        return function
+
+    @wraps(function)
+    def functional(*args: Any, **kwargs: Any) -> Any:
+        copies = jax.tree.map(lambda x: x, (args, kwargs))  # the caller's own objects stay as they are
+        result = function(*copies[0], **copies[1])
+        new = _by_place(*copies)
+        return (*(new[key] for key in chosen), result)
+
+    vars(functional)["returned"] = len(chosen)
+    return functional
+
+
+def _by_place(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[int | str, Any]:
+    """Return arguments by their numbers and names."""
+    found: dict[int | str, Any] = dict(enumerate(args))
+    return found | dict(kwargs)
+
+
+def _may_change(arg: Any) -> bool:
+    """Return True for an argument with an object of NNX, such as a module or a metric, whose methods may change its arrays."""
+    import jax
+
+    nnx = sys.modules.get("flax.nnx")
+    if nnx is None:
+        return False
+
+    kind = getattr(nnx, "Pytree", None) or nnx.Object  # the name in Flax before 0.12
+
+    def is_object(x: Any) -> bool:
+        return isinstance(x, kind)
+
+    return any(map(is_object, jax.tree.leaves(arg, is_leaf=is_object)))
+
+
+# Names that arguments carry for their axes
+#
+# Flax keeps the names in a box around an array. A box is a node of the pytree, and no mesh is needed to read it.
+
+
+NNX_KEYS = ("out_sharding", "sharding_names", "sharding")
+"""The keys of NNX's metadata that have the names, the newest first."""
+
+
+def axis_annotations(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Annotation | None, ...]:
+    """Return the names of each leaf."""
+    import jax
+
+    found: list[Annotation | None] = []
+    for x in jax.tree.leaves((tuple(args), dict(kwargs)), is_leaf=lambda x: _of_box(x) is not None):
+        own, leaves = _of_box(x), jax.tree.leaves(x)
+        names = getattr(getattr(x, "sharding", None), "spec", ()) if own is None else own
+        found += [_fitted(names, len(getattr(leaf, "shape", ())), own is not None) for leaf in leaves]
+    return tuple(found)
+
+
+def _of_box(x: Any) -> Sequence[Any] | None:
+    """Return the names in a box of Flax: `nn.Partitioned` and its kinds have `names`, a variable of NNX has metadata."""
+    if hasattr(x, "unbox"):
+        return getattr(x, "names", None)
+    if not hasattr(x, "get_metadata"):
+        return None
+    metadata = x.get_metadata()
+    return next((metadata[key] for key in NNX_KEYS if metadata.get(key)), None)
+
+
+def _fitted(names: Any, rank: int, is_of_flax: bool) -> Annotation | None:
+    """Return a name for each axis. An axis that is split over several mesh axes has none."""
+    names = getattr(names, "spec", names)  # NNX has names, or a sharding
+    if isinstance(names, str) or not hasattr(names, "__len__") or not 0 < len(names) <= rank:
+        return None
+    every = [*names, *[None] * (rank - len(names))]
+    return Annotation(tuple(each if isinstance(each, str) else None for each in every), is_of_flax)
+
+
+# Functions that are written for a mesh: for JAX's explicit sharding, or with `jax.shard_map` inside
+#
+# A plan replaces shardings in types and parameters, so the import works on a jaxpr without them. There a call of
+# `jax.shard_map` is a batch: the program of one device, mapped by `jax.vmap` over the axes of the call's own mesh. The parts of
+# an array are the examples of the batch, and collectives are reductions and moves along the batch. So the call means the same
+# on any mesh, and layouts may split its batches.
+
+
+CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
+"""Primitive that only calls a jaxpr -> the parameter that has the jaxpr."""
+
+RESHARDING = ("reshard", "mesh_cast")
+
+
+def without_explicit_types(closed: Any) -> Any:
+    """Return a jaxpr without shardings in types, if the mesh of this context has Explicit axes, and without `shard_map`.
+
+    Raises `CompileError` (E807) for a `shard_map` that is no batch.
+    """
+    import jax
+
+    mesh, kinds = jax.sharding.get_abstract_mesh(), jax.sharding.AxisType
+    if mesh.empty or kinds.Explicit not in mesh.axis_types:
+        return _converted(closed) if has_shard_map(closed) else closed
+    auto = jax.sharding.AbstractMesh(
+        mesh.axis_sizes, mesh.axis_names, axis_types=(kinds.Auto,) * len(mesh.axis_names)
+    )
+    with jax.sharding.use_abstract_mesh(auto):
+        return _converted(closed)
+
+
+def _converted(closed: Any) -> Any:
+    import jax
+
+    def function(*arrays: Any) -> list[Any]:
+        return _evaluated(closed.jaxpr, closed.consts, arrays)
+
+    struct: Any = jax.ShapeDtypeStruct
+    return jax.make_jaxpr(function)(
+        *(
+            struct(v.aval.shape, v.aval.dtype, weak_type=getattr(v.aval, "weak_type", False))
+            for v in closed.jaxpr.invars
+        )
+    )
+
+
+def _evaluated(jaxpr: Any, consts: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
+    env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+    env.update(zip(jaxpr.invars, arrays, strict=True))
+
+    def read(v: Any) -> Any:
+        return _number(v) if hasattr(v, "val") else env[v]
+
+    for eqn in jaxpr.eqns:
+        with at_line_of(eqn):
+            found = _applied(eqn, [read(v) for v in eqn.invars])
+        env.update(zip(eqn.outvars, found, strict=True))
+    return [read(v) for v in jaxpr.outvars]
+
+
+def _number(literal: Any) -> Any:
+    """Return the number of a literal without its type, which has a mesh."""
+    import numpy as np
+
+    number = np.asarray(literal.val)
+    return number.item() if getattr(literal.aval, "weak_type", False) else number
+
+
+def _applied(eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:
+    name = eqn.primitive.name
+    if name in CALLS:
+        inner = eqn.params[CALLS[name]]
+        return _evaluated(inner.jaxpr, inner.consts, operands)
+    if name in RESHARDING:
+        return operands
+    if name == "shard_map":
+        return _of_shard_map(eqn, operands)
+    if (found := without_variation(eqn, operands)) is not None:
+        return found
+    params = {key: _without_shardings(value) for key, value in eqn.params.items()}
+    return bound(eqn.primitive, operands, params)
+
+
+def _of_shard_map(eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:
+    try:
+        return as_batches(eqn, operands, lambda *xs: _evaluated(eqn.params["jaxpr"], (), xs))
+    except CompileError:
+        raise
+    except Exception as error:  # what JAX cannot map
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        message = f"this `shard_map` cannot be computed as a batch of the parts of its mesh: {reason}"
+        place = line_of(eqn.source_info.traceback) or Span("", 1, 1, 1, 1)
+        help = "import the function without it: a plan splits the arrays of the whole program"
+        raise refused("E807", message, place, help) from None
+
+
+def _without_shardings(value: Any) -> Any:
+    """Return a parameter without shardings on Explicit axes, also in its jaxprs."""
+    import jax
+    from jax.extend.core import ClosedJaxpr, Jaxpr
+
+    if isinstance(value, ClosedJaxpr):
+        return _converted(value)
+    if isinstance(value, Jaxpr):
+        return _converted(ClosedJaxpr(value, ())).jaxpr
+    if isinstance(value, tuple) and any(isinstance(x, ClosedJaxpr) for x in value):
+        return tuple(map(_without_shardings, value))
+    return None if isinstance(value, jax.sharding.NamedSharding) else value
+
+
+Spec = Sequence[tuple[str, ...]]
+"""For each axis of an array, the mesh axes that split it, the outermost first."""
+
+Body = Callable[..., Sequence[Any]]
+
+
+def as_batches(eqn: Any, operands: Sequence[Any], body: Body) -> list[Any]:
+    """Return the results of a `shard_map`. body: evaluates the program of one device. Raises errors of JAX."""
+    mesh = eqn.params["mesh"]
+    manual = eqn.params["newly_manual_axes"]
+    axes = tuple(axis for axis in mesh.axis_names if axis in manual)
+    sizes = {axis: mesh.shape[axis] for axis in axes}
+    specs = [_spec(spec, v.aval.ndim) for spec, v in zip(eqn.params["in_specs"], eqn.invars, strict=True)]
+    given = [_parts(x, spec, sizes) for x, spec in zip(operands, specs, strict=True)]
+    results = _mapped(body, specs, sizes)(*given)
+    ends = [_spec(spec, v.aval.ndim) for spec, v in zip(eqn.params["out_specs"], eqn.outvars, strict=True)]
+    return [_whole(x, spec, sizes) for x, spec in zip(results, ends, strict=True)]
+
+
+def without_variation(eqn: Any, operands: Sequence[Any]) -> list[Any] | None:
+    """Return the results of an equation that says along which mesh axes arrays vary, or of a permutation that `jax.vmap` refuses.
+
+    None for another equation.
+    """
+    import jax
+
+    name, params = eqn.primitive.name, eqn.params
+    if name in ("pvary", "pcast"):
+        return [*operands]
+    if name == "psum_invariant":
+        reduced: Any = jax.lax.psum
+        return [reduced(x, params["axes"]) for x in operands]
+    if name == "ppermute":
+        return [_permuted(x, params["axis_name"], params["perm"]) for x in operands]
+    if name == "all_gather_invariant":
+        gathered: Any = jax.lax.all_gather
+        options = {"axis": params["all_gather_dimension"], "tiled": params["tiled"]}
+        return [gathered(x, params["axis_name"], **options) for x in operands]
+    return None
+
+
+def _permuted(x: Any, axes: Any, pairs: Sequence[tuple[int, int]]) -> Any:
+    """Send parts from device to device: a device that gets none has zeros."""
+    import jax
+
+    size: int = jax.lax.axis_size(axes)
+    sources = [size] * size
+    for source, target in pairs:
+        sources[target] = source
+    place = jax.numpy.asarray(sources)[jax.lax.axis_index(axes)]
+    return jax.lax.all_gather(x, axes).at[place].get(mode="fill", fill_value=0)
+
+
+def has_shard_map(closed: Any) -> bool:
+    """Return True if a jaxpr has a `shard_map`, or one that it calls."""
+    from jax.extend.core import ClosedJaxpr, Jaxpr
+
+    for eqn in getattr(closed, "jaxpr", closed).eqns:
+        values = [y for x in eqn.params.values() for y in (x if isinstance(x, tuple) else (x,))]
+        inside = any(has_shard_map(x) for x in values if isinstance(x, ClosedJaxpr | Jaxpr))
+        if inside or eqn.primitive.name == "shard_map":
+            return True
+    return False
+
+
+def _mapped(body: Body, specs: Sequence[Spec], sizes: dict[str, int]) -> Body:
+    """Return the body under a `jax.vmap` for each mesh axis. Operands and results have these axes in front."""
+    import jax
+
+    found: Any = body
+    for axis, size in reversed(sizes.items()):
+        places = tuple(0 if any(axis in each for each in spec) else None for spec in specs)
+        found = jax.vmap(found, places, 0, axis_name=axis, axis_size=size)
+    mapped: Body = found
+    return mapped
+
+
+def _spec(spec: Any, rank: int) -> Spec:
+    """Return the mesh axes of each axis of an array."""
+    if getattr(spec, "unreduced", None) or getattr(spec, "reduced", None):
+        raise ValueError(f"pending sums in {spec}")
+    entries = [() if each is None else (each,) if isinstance(each, str) else tuple(each) for each in spec]
+    return [*entries, *[()] * (rank - len(entries))]
+
+
+def _parts(x: Any, spec: Spec, sizes: dict[str, int]) -> Any:
+    """Return an array with an axis in front for each mesh axis that splits it."""
+    order = [axis for each in spec for axis in each]
+    shape = [
+        n
+        for size, each in zip(x.shape, spec, strict=True)
+        for n in (*(sizes[a] for a in each), size // prod(sizes[a] for a in each))
+    ]
+    places: dict[str, int] = {}
+    ends: list[int] = []
+    for each in spec:
+        for axis in each:
+            places[axis] = len(places) + len(ends)
+        ends.append(len(places) + len(ends))
+    front = [places[axis] for axis in sizes if axis in order]
+    return x.reshape(shape).transpose(*front, *ends)
+
+
+def _whole(x: Any, spec: Spec, sizes: dict[str, int]) -> Any:
+    """Return a result without the axes in front: undo `_parts`. A mesh axis that does not split it holds copies."""
+    split = [axis for axis in sizes if any(axis in each for each in spec)]
+    x = x[tuple(slice(None) if axis in split else 0 for axis in sizes)]
+    order, shape = [], []
+    for j, each in enumerate(spec):
+        order += [*map(split.index, each), len(split) + j]
+        shape.append(prod(sizes[axis] for axis in each) * x.shape[len(split) + j])
+    return x.transpose(order).reshape(shape)

@@ -67,16 +67,10 @@ def _is_known(code: ast.Name, known: Collection[str], scope: Scope) -> bool:
         return True
     others = " and ".join(known)
     if code.text in WARNINGS:
-        scope.error(
-            "E012",
-            f"a layout cannot allow `{code.text}`",
-            code.span,
-            help=f"{others} can be allowed here, others on lines",
-        )
-    elif code.text in CODES:
-        scope.error(
-            "E012", f"`{code.text}` is an error, which cannot be allowed", code.span, help=f"{others} can be"
-        )
-    else:
-        scope.unknown("E012", f"there is no warning `{code.text}`", code, known)
-    return False
+        message = f"a layout cannot allow `{code.text}`"
+        help = f"{others} can be allowed here, others on lines"
+        return scope.error("E012", message, code.span, help=help)
+    if code.text in CODES:
+        message = f"`{code.text}` is an error, which cannot be allowed"
+        return scope.error("E012", message, code.span, help=f"{others} can be")
+    return scope.unknown("E012", f"there is no warning `{code.text}`", code, known)

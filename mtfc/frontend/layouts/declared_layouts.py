@@ -1,18 +1,30 @@
-"""Resolve layout declarations into `Layout`s that know the place of every rule."""
+"""Resolve layout declarations into `Layout`s that know the place of every rule.
+
+Parts of a model may run on meshes of their own, and everything else runs on the layout's own mesh.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import attrs
 
 from mtfc.compiler.diagnostics import Span
-from mtfc.compiler.ir.types import EVERY, Axes, Layout, Mesh, Rules
+from mtfc.compiler.ir.types import (
+    EVERY,
+    FORMS,
+    MOST_FLOPS_PER_BYTE,
+    Axes,
+    Forms,
+    Layout,
+    Mesh,
+    Rules,
+    is_form,
+)
 from mtfc.compiler.records import frozen
 from mtfc.frontend.layouts.allowed_warnings import in_layout
-from mtfc.frontend.layouts.declared_forms import resolve_forms
 from mtfc.frontend.layouts.pipelines import DeclaredPipeline, resolve_pipelines
-from mtfc.frontend.semantics.names.scope import Scope
+from mtfc.frontend.semantics.names.scope import NamedSection, Scope
 from mtfc.frontend.syntax import ast
 
 
@@ -171,8 +183,7 @@ def _dim(rule: ast.SplitRule, scope: Scope) -> tuple[str | None, Span]:
 def _axis(rule: ast.SplitRule, axis: ast.Name, places: dict[str, Span], mesh: Mesh, scope: Scope) -> bool:
     if axis.text not in mesh.sizes:
         help = None if mesh.names else NOTHING_SPLIT
-        scope.unknown("E304", f"mesh `{mesh.name}` has no axis `{axis.text}`", axis, mesh.names, help)
-        return False
+        return scope.unknown("E304", f"mesh `{mesh.name}` has no axis `{axis.text}`", axis, mesh.names, help)
     message = f"`{rule.dim.text}` is split over axis `{axis.text}` twice"
     return scope.is_first(axis, places, "E308", message, "it is already here")
 
@@ -182,9 +193,8 @@ def _is_reversed(rule: ast.SplitRule, mesh: Mesh, scope: Scope) -> bool:
     if len(rule.axes) != 1:
         return False
     (axis,), dim = rule.axes, rule.dim
-    if dim.text in scope.dims or axis.text in mesh.sizes:
-        return False
-    if dim.text not in mesh.sizes or axis.text not in scope.dims:
+    is_axis = dim.text in mesh.sizes and dim.text not in scope.dims
+    if not is_axis or axis.text not in scope.dims or axis.text in mesh.sizes:
         return False
     message = f"`{dim.text}` is a mesh axis, and a rule begins with a dimension"
     scope.error("E303", message, rule.span, help=f"write `{axis.text}: {dim.text}`")
@@ -225,4 +235,232 @@ def mesh_of(decl: ast.LayoutDecl, meshes: Mapping[str, Mesh | None], scope: Scop
         scope.error(
             "E307", f"layout `{name.text}` needs a mesh, and the file declares none", name.span, help=help
         )
+    return None
+
+
+NUMBER = f"a whole number from 1 to {MOST_FLOPS_PER_BYTE}"
+
+
+def resolve_forms(section: ast.FormSet | None, scope: Scope) -> Forms:
+    """Return the forms of a layout. Wrong entries are reported (E324) and left out."""
+    places: dict[str, Span] = {}
+    found: dict[str, str | int] = {}
+    for each in section.entries if section else ():
+        name = each.key if isinstance(each, ast.FormFigure) else each.dim
+        if not scope.is_first(name, places, "E309", f"`{name.text}` has two entries", "first entry"):
+            continue
+        if name.text not in FORMS:
+            known = f"it has {', '.join(FORMS)}"
+            near = scope.reports.nearest(name.text, FORMS)
+            help = f"did you mean `{near}`?" if near else known
+            scope.error("E324", f"`forms` has no entry `{name.text}`", name.span, help=help)
+        elif (value := _value(each, name.text)) is None:
+            *most, last = FORMS[name.text] or (NUMBER,)
+            words = f"{', '.join(most)} or {last}" if most else last
+            scope.error("E324", f"`{name.text}` is {words}", each.span)
+        else:
+            found[name.text] = value
+    if "flops_per_byte" in found and found.get("dots") != "joined":
+        help = "add `dots: joined`, or leave this out"
+        span = places["flops_per_byte"]
+        scope.error("E324", "`flops_per_byte` says which dots are joined, and none are", span, help=help)
+        del found["flops_per_byte"]
+    return Forms.of(found)
+
+
+def _value(entry: ast.SplitRule | ast.FormFigure, key: str) -> str | int | None:
+    """Return the value of an entry, or None if it is wrong."""
+    value: str | int | None
+    if isinstance(entry, ast.FormFigure):
+        value = entry.number.value if isinstance(entry.number, ast.Int) else None
+    else:
+        value = entry.axes[0].text if len(entry.axes) == 1 else None
+    return value if value is not None and is_form(key, value) else None
+
+
+# Layouts of several meshes
+
+
+@frozen
+class DeclaredPart:
+    """A part of a layout: the rules on its mesh, and the places of the calls, variables and loops that run there.
+
+    names: the names of these calls, variables and loops; the layout's own rules have no names and no places.
+    """
+
+    rules: DeclaredLayout
+    names: tuple[ast.Name | ast.Path, ...]
+    places: tuple[Span, ...]
+
+    @property
+    def mesh(self) -> Mesh:
+        return self.rules.mesh
+
+
+@frozen
+class MultiMeshLayout:
+    """A layout of several meshes. parts: in the order in which the file declares their meshes, one part for each mesh.
+
+    rest: the layout's own rules, for everything that no other part has. unused: names of values that the models lack because
+    nothing uses them; rules may name these.
+    """
+
+    decl: ast.LayoutDecl
+    parts: tuple[DeclaredPart, ...]
+    rest: DeclaredPart
+    unused: frozenset[str] = frozenset()
+
+    @property
+    def name(self) -> str:
+        return self.decl.name.text
+
+    @property
+    def span(self) -> Span:
+        return self.decl.name.span
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        return self.rest.rules.models
+
+    def is_for(self, model: str) -> bool:
+        return self.rest.rules.is_for(model)
+
+
+def declare_multi_mesh(
+    decls: Iterable[ast.LayoutDecl],
+    meshes: Mapping[str, Mesh | None],
+    models: Mapping[str, Span],
+    scope: Scope,
+) -> tuple[MultiMeshLayout, ...]:
+    """Return the layouts with parts among the declarations of a file; wrong ones are reported and left out.
+
+    models: the places of the file's models.
+    """
+    found = (_resolved(decl, meshes, models, scope) for decl in decls if decl.parts)
+    return tuple(each for each in found if each is not None)
+
+
+def _resolved(
+    decl: ast.LayoutDecl, meshes: Mapping[str, Mesh | None], models: Mapping[str, Span], scope: Scope
+) -> MultiMeshLayout | None:
+    errors = len(scope.diagnostics.errors)
+    mesh = mesh_of(decl, meshes, scope)
+    _check_entries(decl.parts, scope)
+    if mesh is None:
+        return None
+    used = {mesh.name: decl.mesh.span if decl.mesh else decl.name.span}
+    named: dict[str, Span] = {}
+    whole = resolve(decl, mesh, scope)
+    rest = DeclaredPart(whole, (), ())
+    parts = {mesh.name: rest}
+    known = _sections(decl, models, scope)
+    for each in decl.parts:
+        places = list(_places(each, known, named, scope))
+        part_mesh = _mesh(each, meshes, used, scope)
+        if part_mesh is not None:
+            rules = resolve(_as_layout(each, decl), part_mesh, scope)
+            layout = attrs.evolve(rules.layout, forms=whole.layout.forms)
+            parts[part_mesh.name] = DeclaredPart(
+                attrs.evolve(rules, layout=layout), each.paths, tuple(places)
+            )
+    if len(scope.diagnostics.errors) > errors:
+        return None
+    own = tuple(parts[name] for name in meshes if name in parts)
+    return MultiMeshLayout(decl, own, rest, frozenset(scope.reports.dropped_dims))
+
+
+def _as_layout(part: ast.PartRules, decl: ast.LayoutDecl) -> ast.LayoutDecl:
+    """Return the rules of a part as a layout of their own."""
+    rules = part.rules, part.params, part.optimizer, part.values, part.pipelines
+    return ast.LayoutDecl(decl.span, decl.name, decl.models, part.mesh, *rules, (), None, decl.allows)
+
+
+MOST_NAMES = 12
+"""Names that an error lists."""
+
+MISPLACED: Mapping[type[ast.Node], tuple[str, str]] = {
+    ast.FormSet: ("`forms`", "they hold on all meshes: write `forms` beside the part"),
+    ast.Allow: ("`allow`", "it holds on all meshes: write `allow` beside the part"),
+    ast.PartRules: (
+        "`part`",
+        "of calls inside of each other the innermost with a part decides: write the parts side by side",
+    ),
+}
+"""Entries that a part cannot have: their name, and help."""
+
+
+def _check_entries(parts: Iterable[ast.PartRules], scope: Scope) -> None:
+    """Report entries of a layout that a part cannot have."""
+    for entry in (entry for part in parts for entry in part.misplaced):
+        what, help = MISPLACED[type(entry)]
+        scope.error("E332", f"a part has no {what}", entry.span, help=help)
+
+
+def _mesh(
+    part: ast.PartRules, meshes: Mapping[str, Mesh | None], used: dict[str, Span], scope: Scope
+) -> Mesh | None:
+    """Return the mesh of a part; None, and an error, if it is unknown or has another part already."""
+    name = part.mesh.text
+    if name not in meshes:
+        scope.unknown("E307", f"unknown mesh `{name}`", part.mesh, meshes)
+        return None
+    help = "name all calls of one mesh in one part, such as `part (embed, head) on front: { ... }`"
+    message = f"mesh `{name}` has two sets of rules"
+    is_first = scope.is_first(part.mesh, used, "E331", message, "it is used here", help)
+    return meshes[name] if is_first else None
+
+
+def _sections(
+    decl: ast.LayoutDecl, models: Mapping[str, Span], scope: Scope
+) -> Mapping[str, Sequence[NamedSection]]:
+    """Return the calls, variables and loops of the models that a layout is for."""
+    if not decl.models:
+        return scope.reports.sections
+    own = [models[name.text] for name in decl.models if name.text in models]
+    found = {
+        name: [each for each in sections if any(each.is_in(model) for model in own)]
+        for name, sections in scope.reports.sections.items()
+    }
+    return {name: sections for name, sections in found.items() if sections}
+
+
+def _places(
+    part: ast.PartRules, known: Mapping[str, Sequence[NamedSection]], named: dict[str, Span], scope: Scope
+) -> Iterator[Span]:
+    """Yield the places of the names of a part; report names that are unknown, in a loop, or in two parts."""
+    if not part.paths:
+        scope.error("E330", "a part names a call, a variable or a loop, and this names none", part.span)
+    for path in part.paths:
+        if not scope.is_first(path, named, "E331", f"`{path.text}` is in two parts", "first part"):
+            continue
+        found = known.get(path.text)
+        if found is None:
+            names = [name for name, places in known.items() if not any(each.is_looped for each in places)]
+            message = f"no model of this layout has a call, a variable or a loop `{path.text}`"
+            scope.unknown("E330", message, path, names, _loop_help(path.text, known) or _names_help(names))
+        elif any(each.is_looped for each in found):
+            message = f"`{path.text}` is in a loop, which runs on one mesh"
+            scope.error("E330", message, path.span, help=_loop_help(path.text, known))
+        else:
+            yield from (each.place for each in found)
+
+
+def _names_help(names: Sequence[str]) -> str:
+    """Return help that lists the names that a part may have."""
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    shown = ", ".join(f"`{name}`" for name in names[:MOST_NAMES])
+    return f"a part has names of calls, variables or loops: {shown}{more}"
+
+
+def _loop_help(name: str, known: Mapping[str, Sequence[NamedSection]]) -> str | None:
+    """Return help that names the call or the loop around a name."""
+    around = _around(name, known)
+    return f"name the loop, or what is around it: `{around}`" if around else None
+
+
+def _around(name: str, known: Mapping[str, Sequence[NamedSection]]) -> str | None:
+    while "." in name:
+        name = name.rpartition(".")[0]
+        if name in known and not any(each.is_looped for each in known[name]):
+            return name
     return None

@@ -7,12 +7,13 @@ from functools import cached_property
 
 import attrs
 
+from mtfc.compiler.cost.sizes import UNDISTRIBUTED
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Equation, Program, Role, Value
 from mtfc.compiler.ir.loops import carried, dim_of, region_of
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.contraction import reduced_dims
-from mtfc.compiler.ir.types import Axes, Dim, TensorType
+from mtfc.compiler.ir.types import TensorType
 from mtfc.compiler.records import frozen
 
 HEAVY = 100
@@ -55,16 +56,6 @@ def by_shape(tensors: Iterable[Tensor]) -> Shapes:
     for tensor in tensors:
         shapes.setdefault(tensor.type.names, []).append(tensor)
     return shapes
-
-
-class Undistributed:
-    """Sizes of whole tensors."""
-
-    def dim(self, dim: Dim, axes: Axes) -> int:
-        return dim.size
-
-    def elements(self, type: TensorType) -> int:
-        return type.size
 
 
 NamedTargets = Callable[[], Mapping[str, Tensor]]
@@ -173,7 +164,7 @@ class ProgramIndex:
     def heavy(self) -> Mapping[Equation, int]:
         """The heavy einsums that sum over a dimension, with their FLOPs."""
         einsums = [(eqn, times) for eqn, times in self._executed if has_trait(eqn, "dot")]
-        work = [times * OPS[eqn.op].flops(eqn, Undistributed()) for eqn, times in einsums]
+        work = [times * OPS[eqn.op].flops(eqn, UNDISTRIBUTED) for eqn, times in einsums]
         total = sum(work)
         pairs = ((eqn, flops) for (eqn, _), flops in zip(einsums, work, strict=True))
         return {eqn: flops for eqn, flops in pairs if flops * HEAVY >= total and reduced_dims(eqn)}

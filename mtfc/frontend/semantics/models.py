@@ -14,7 +14,7 @@ from mtfc.frontend.semantics.bodies.statements import BodyKind, ElaboratedBody
 from mtfc.frontend.semantics.calls.builtin_calls import elaborate_call
 from mtfc.frontend.semantics.names.scope import Scope
 from mtfc.frontend.syntax import ast
-from mtfc.frontend.syntax.bound_names import variables
+from mtfc.frontend.syntax.ast import variables
 
 
 @frozen

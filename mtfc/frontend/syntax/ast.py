@@ -7,7 +7,7 @@ a dimension or states the dimensions of a result.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import ClassVar, Literal, Self, dataclass_transform
 
 from mtfc.compiler.diagnostics import Span
@@ -621,3 +621,51 @@ def walk(node: Node) -> Iterator[Node]:
         node = waiting.pop()
         yield node
         waiting += children(node)
+
+
+# Names that statements bind. `dead` are the places of statements to leave out: see `unused_values.py`.
+
+
+Places = Collection[Span]
+
+
+def bound(statement: Statement, dead: Places = ()) -> Sequence[Name]:
+    """Return the names that a statement binds in its body, those inside of loops too."""
+    if statement.span in dead:
+        return ()
+    if isinstance(statement, Assign):
+        return statement.targets
+    if isinstance(statement, Param | State | Yield):
+        return (statement.name,)
+    if isinstance(statement, Repeat | Scan):
+        inside = [name for inner in statement.body for name in bound(inner, dead)]
+        return [*(each.name for each in statement.slices), *inside]
+    return ()
+
+
+def variables(given: Iterable[Name], statements: Iterable[Statement], dead: Places = ()) -> dict[str, Span]:
+    """Return the names that a body binds, each with the first place."""
+    places: dict[str, Span] = {}
+    for name in (*given, *(name for each in statements for name in bound(each, dead))):
+        places.setdefault(name.text, name.span)
+    return places
+
+
+def bound_inside(statements: Iterable[Statement], dead: Places = ()) -> Iterator[Name]:
+    """Yield the names that a loop's body binds; yields of inner loops are included, the loop's own yields are not."""
+    for statement in statements:
+        if statement.span in dead:
+            continue
+        if isinstance(statement, Assign):
+            yield from statement.targets
+        elif isinstance(statement, Param | State):
+            yield statement.name
+        elif isinstance(statement, Repeat | Scan):
+            slices = {each.name.text for each in statement.slices}
+            inner = (*bound_inside(statement.body, dead), *yielded(statement, dead))
+            yield from (name for name in inner if name.text not in slices)
+
+
+def yielded(node: Repeat | Scan, dead: Places = ()) -> list[Name]:
+    """Return the names that a loop yields."""
+    return [each.name for each in node.body if isinstance(each, Yield) and each.span not in dead]

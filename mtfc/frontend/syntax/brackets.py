@@ -135,10 +135,9 @@ class _Matcher:
                 self._abandon(index, PARENTHESES)
 
     def _starts_declaration(self, index: int) -> bool:
-        begins = self.tokens[index].text in IN_NO_BRACES and self.tokens[index + 1].kind in ("NAME", WORD)
-        return (
-            begins and self.tokens[index + 2].kind != "PATTERN"
-        )  # `optimizer for "*.bias" = ...` is no declaration
+        token, after = self.tokens[index], self.tokens[index + 1 : index + 3]
+        begins = self._starts_line(index) and token.text in IN_NO_BRACES and after[0].kind in ("NAME", WORD)
+        return begins and after[1].kind != "PATTERN"  # `optimizer for "*.bias" = ...` is no declaration
 
     def _starts_line(self, index: int) -> bool:
         return index == 0 or self.tokens[index - 1].kind == SEPARATOR

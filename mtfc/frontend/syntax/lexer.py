@@ -26,7 +26,10 @@ RESERVED = STATEMENTS | {"and", "as", "false", "not", "or", "true"}
 
 
 class Token(NamedTuple):
-    """A token of one line; the text of a newline is `\\n`. Lines and columns count from 1, columns in characters."""
+    """A token of one line; the text of a newline is `\\n`. Lines and columns count from 1, columns in characters.
+
+    Columns of tokens before the file are below 1.
+    """
 
     kind: str
     text: str
@@ -38,7 +41,7 @@ class Token(NamedTuple):
         return self.column + len(self.text)
 
     def span(self, file: str) -> Span:
-        return Span(file, self.line, self.column, self.line, self.end_column)
+        return Span(file, self.line, max(self.column, 1), self.line, max(self.end_column, 1))
 
 
 @cache
@@ -50,11 +53,14 @@ def _scanner() -> tuple[re.Pattern[str], dict[str, str]]:
     return re.compile("|".join((*patterns, bad)), re.DOTALL), words
 
 
-def lex(text: str, line: int = 1) -> list[Token]:
-    """Return the tokens of a text without white space, and an END token; the text begins in line `line` of its file."""
+def lex(text: str, line: int = 1, before: int = 0) -> list[Token]:
+    """Return the tokens of a text without white space, and an END token.
+
+    The text begins in line `line` of its file. before: characters of the text that stand before the file.
+    """
     scanner, words = _scanner()
     tokens = []
-    start = 0
+    start = before
     for match in scanner.finditer(text):
         kind = str(match.lastgroup)
         if kind == "WS":

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import attrs
 
@@ -32,12 +32,12 @@ BORDERS = (SEPARATOR, "LBRACE", "RBRACE")
 ELSE = ("else", "elif")
 
 
-def parse(text: str, file: str, diagnostics: Diagnostics, line: int = 1) -> ast.File:
+def parse(text: str, file: str, diagnostics: Diagnostics, line: int = 1, before: int = 0) -> ast.File:
     """Return the syntax tree of a file, or of its text from `line` on.
 
-    Text that does not parse is reported, and becomes a `Broken` node.
+    before: characters of the text that stand before the file. Text that does not parse is reported, and becomes a `Broken` node.
     """
-    tokens = lex(text, line)
+    tokens = lex(text, line, before)
     stream = arrange(tokens, file, diagnostics)
     declarations = _Parser(stream, TreeBuilder(file), diagnostics).run()
     end = tokens[-1]
@@ -111,7 +111,7 @@ class _Parser:
     def _span(self, begin: int) -> Span:
         """Return the span from token `begin` to the last one before the current token."""
         first, last = self.tokens[begin], self.tokens[max(begin, self.index - 1)]
-        return Span(self.file, first.line, first.column, last.line, last.column + len(last.text))
+        return Span(self.file, first.line, max(first.column, 1), last.line, max(last.end_column, 1))
 
     # Errors
 
@@ -253,3 +253,25 @@ def _children(rule: GrammarRule, values: list[Any]) -> list[Any]:
         else:
             children.extend(values[~child])
     return children
+
+
+N = TypeVar("N", bound=ast.Node)
+
+
+def parse_option(
+    prefix: str, text: str, brackets: str, file: str, kind: type[N], diagnostics: Diagnostics
+) -> N:
+    """Return the declaration that `prefix` and `text` make together, with spans that point into `text`.
+
+    `brackets` are added where `text` does not begin with the first of them. Raises `CompileError` (syntax errors and E312).
+    """
+    whole = Span(file, 1, 1, 1, 1 + len(text))
+    if not text.lstrip().startswith(brackets[0]):
+        prefix, text = prefix + brackets[0], f"{text}\n{brackets[1]}"
+    declarations = parse(prefix + text, file, diagnostics, before=len(prefix)).declarations
+    diagnostics.raise_if_errors()
+    decl = declarations[0]
+    if len(declarations) > 1 or not isinstance(decl, kind):
+        diagnostics.add("E312", "expected one list of rules, and nothing else", whole)
+        raise CompileError(diagnostics)
+    return decl

@@ -23,31 +23,28 @@ if TYPE_CHECKING:
 WHERE = "both sides are computed, and `where(condition, x, y)` chooses element by element"
 FUNCTION = "declare it beside the models: `fn f(x: [...]) -> [...] { ... }`"
 
-WORDS: Mapping[str, tuple[str, str]] = {
-    "if": ("there is no `if`", WHERE),
-    "elif": ("there is no `elif`", WHERE),
-    "else": ("there is no `else`", WHERE),
-    "while": (
-        "`while` belongs to a loop with a dimension, which is the most iterations",
-        "declare it, `dim steps = 10`, and write `repeat steps while x > 0 { ... }`",
-    ),
-    "def": ("there is no `def`", FUNCTION),
-    "lambda": ("there is no `lambda`", FUNCTION),
-    "class": ("there is no `class`", "a model is `model m(x: [batch, io]) { ... }`, a part of one a `fn`"),
-    "let": ("there is no `let`", "write the name alone: `h = ...`"),
-    "var": ("there is no `var`", "write the name alone: `h = ...`"),
-    "const": ("there is no `const`", "write the name alone: `h = ...`"),
-    "from": ("there is no `from`", "write `import nn`, and call `nn.dense(x)`"),
-    "with": ("there is no `with` here", "it belongs to `repeat layers with k = keys { ... }`"),
-    "assert": ("there is no `assert`", "types are checked when the file is compiled"),
-    "pass": ("there is no `pass`", "braces may be empty"),
-    "raise": ("there is no `raise`", "a model only computes values: return one that shows the problem"),
-    "try": ("there is no `try`", "a model only computes values, and cannot fail"),
-    "except": ("there is no `except`", "a model only computes values, and cannot fail"),
-    "global": ("there is no `global`", "dimensions and functions of the file are known everywhere"),
-    "del": ("there is no `del`", "memory is freed after the last use of a value"),
+WORDS: Mapping[str, str] = {
+    **dict.fromkeys(("if", "elif", "else"), WHERE),
+    "while": "declare it, `dim steps = 10`, and write `repeat steps while x > 0 { ... }`",
+    **dict.fromkeys(("def", "lambda"), FUNCTION),
+    "class": "a model is `model m(x: [batch, io]) { ... }`, a part of one a `fn`",
+    **dict.fromkeys(("let", "var", "const"), "write the name alone: `h = ...`"),
+    "from": "write `import nn`, and call `nn.dense(x)`",
+    "with": "it belongs to `repeat layers with k = keys { ... }`",
+    "assert": "types are checked when the file is compiled",
+    "pass": "braces may be empty",
+    "raise": "a model only computes values: return one that shows the problem",
+    **dict.fromkeys(("try", "except"), "a model only computes values, and cannot fail"),
+    "global": "dimensions and functions of the file are known everywhere",
+    "del": "memory is freed after the last use of a value",
 }
-"""Words that begin a statement in Python or another language: the message, and the help."""
+"""Words that begin a statement in Python or another language, with the help."""
+
+MESSAGES: Mapping[str, str] = {
+    "while": "`while` belongs to a loop with a dimension, which is the most iterations",
+    "with": "there is no `with` here",
+}
+"""Messages for words that the language has in other places."""
 
 CALLS: Mapping[str, str] = {
     "backward": other_libraries.GRADIENT,
@@ -88,13 +85,18 @@ def _word(statement: Sequence[Token], at: int) -> Found:
     """Recognize `if x > 0`, `while`, `def`, and `if` within an expression."""
     first = statement[0]
     if first.text in WORDS and [token.text for token in statement[1:2]] != ["="]:
-        return (first, *WORDS[first.text])
+        return _other_word(first)
     stuck = statement[min(at, len(statement) - 1)]
     before = statement[at - 1] if 0 < at <= len(statement) else stuck
     for token in (stuck, before):
         if token is not first and token.text in ("if", "lambda"):
-            return (token, *WORDS[token.text])
+            return _other_word(token)
     return None
+
+
+def _other_word(token: Token) -> Found:
+    message = MESSAGES.get(token.text, f"there is no `{token.text}`")
+    return token, message, WORDS[token.text]
 
 
 def _for(statement: Sequence[Token], at: int) -> Found:

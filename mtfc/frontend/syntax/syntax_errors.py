@@ -5,6 +5,7 @@ A message says what was expected and what was found, in the words of the languag
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 
 from mtfc.compiler.diagnostics import Diagnostic, Label, Span, nearest
@@ -71,20 +72,6 @@ PARTS = (
     ("a name", frozenset(("NAME", "PATH"))),
     ("a name", frozenset(("NAME",))),
 )
-TEXTS = {
-    "ARROW": "->",
-    "COLON": ":",
-    "COMMA": ",",
-    "ELLIPSIS": "...",
-    "EQUAL": "=",
-    "LBRACE": "{",
-    "LPAR": "(",
-    "LSQB": "[",
-    "RBRACE": "}",
-    "RPAR": ")",
-    "RSQB": "]",
-    "STAR": "*",
-}
 
 
 def describe(token: Token) -> str:
@@ -129,7 +116,10 @@ def _names(kinds: frozenset[str]) -> list[str]:
 def _name(kind: str) -> str:
     if kind == "PATTERN":
         return 'a pattern such as `"*.bias"`'
-    return "the end of the line" if kind == SEPARATOR else f"`{TEXTS.get(kind, kind.lower())}`"
+    pattern = tables.load().terminals.get(kind, "")
+    text = re.sub(r"\\(.)", r"\1", pattern)
+    is_plain = pattern and re.escape(text) == pattern
+    return "the end of the line" if kind == SEPARATOR else f"`{text if is_plain else kind.lower()}`"
 
 
 def _one_of(names: list[str]) -> str:

@@ -10,13 +10,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, TypeGuard, TypeVar, cast
 
 from mtfc.compiler.diagnostics import CompileError, Diagnostic, Label, Span, nearest
 from mtfc.compiler.records import frozen
-from mtfc.frontend.syntax import ast, precedence, syntax_errors
-from mtfc.frontend.syntax.ast import children, walk
-from mtfc.frontend.syntax.bound_names import bound
+from mtfc.frontend.syntax import ast, syntax_errors
+from mtfc.frontend.syntax.ast import bound, children, walk
 from mtfc.frontend.syntax.brackets import NESTING_LIMIT
 from mtfc.frontend.syntax.lexer import Token
 
@@ -34,8 +33,24 @@ STORED = ("params", "optimizer")
 """The sections of a layout that say how arrays are stored."""
 # Rules that make a tuple of their children.
 TUPLES = frozenset(
-    ("block", "entries", "file", "items", "list", "names", "one", "patterns", "settings", "slices", "values")
+    (
+        "block",
+        "device_numbers",
+        "entries",
+        "file",
+        "items",
+        "list",
+        "names",
+        "one",
+        "patterns",
+        "settings",
+        "slices",
+        "values",
+    )
 )
+
+# Rules of declarations, and of parts of layouts, whose last child are their entries.
+WITH_ENTRIES = ("layout_decl", "part", "placement_decl", "hardware_decl")
 
 
 def _filling(node: type[ast.Node]) -> Callable[..., ast.Node]:
@@ -57,6 +72,17 @@ def _filling(node: type[ast.Node]) -> Callable[..., ast.Node]:
     return make
 
 
+def _or_broken(make: Callable[..., ast.Node]) -> Callable[..., ast.Node]:
+    """Return a function that makes a declaration, or `Broken` if one of its entries is broken."""
+
+    def made(span: Span, *values: Any) -> ast.Node:
+        node = make(span, *values)
+        names = frozenset(each.text for each in values[:1] if isinstance(each, ast.Name))
+        return ast.Broken(span, names) if _is_broken(values[-1]) else node
+
+    return made
+
+
 class KeyedEntry(ast.Node):
     """An entry of a `train` block, such as `minimize loss` or `key = value`, or a section `key: { rules }` of a layout."""
 
@@ -71,7 +97,8 @@ class TreeBuilder:
     def maker(self, rule: str) -> Callable[..., Any]:
         """Return the function that makes the value of a rule from a span and the children."""
         found: Callable[..., Any] | None = getattr(self, rule, None)
-        return found or _filling(getattr(ast, "".join(part.capitalize() for part in rule.split("_"))))
+        found = found or _filling(getattr(ast, "".join(part.capitalize() for part in rule.split("_"))))
+        return _or_broken(found) if rule in WITH_ENTRIES else found
 
     # Expressions
 
@@ -104,7 +131,7 @@ class TreeBuilder:
     def chain(self, span: Span, *items: Token | ast.Expr) -> ast.Expr:
         if len(items) > 2 * NESTING_LIMIT:
             raise CompileError((syntax_errors.too_deep(span, NESTING_LIMIT),))
-        return _shallow(precedence.tree(items, self.file))
+        return _shallow(_chained(items, self.file))
 
     def parentheses(self, span: Span, inner: ast.Expr) -> ast.Expr:
         return inner.evolve(span=span)
@@ -139,29 +166,14 @@ class TreeBuilder:
     def entry(self, span: Span, key: Token | ast.Name, value: object) -> KeyedEntry:
         return KeyedEntry(span, key, value)
 
-    def layout_on_for(
-        self,
-        span: Span,
-        name: ast.Name,
-        mesh: ast.Name,
-        models: tuple[ast.Name, ...],
-        entries: tuple[ast.Node, ...],
-    ) -> ast.LayoutDecl | ast.Broken:
-        return self.layout_decl(span, name, models, mesh, entries)
-
-    def layout_decl(
-        self,
-        span: Span,
-        name: ast.Name,
-        models: tuple[ast.Name, ...] | None,
-        mesh: ast.Name | None,
-        entries: tuple[ast.Node, ...],
-    ) -> ast.LayoutDecl | ast.Broken:
+    def layout_decl(self, span: Span, name: ast.Name, *rest: Any) -> ast.LayoutDecl:
+        """Make a layout. Its mesh and its models, behind the name, are in either order."""
+        *given, entries = rest
+        mesh = next((each for each in given if isinstance(each, ast.Name)), None)
+        models = next((each for each in given if isinstance(each, tuple)), ())
         forms, rules = _rules_of(entries, "a layout")
-        if _is_broken(entries):
-            return ast.Broken(span, frozenset((name.text,)))
         more = (*rules, _only(entries, ast.PartRules), forms, _only(entries, ast.Allow))
-        return ast.LayoutDecl(span, name, models or (), mesh, *more)
+        return ast.LayoutDecl(span, name, models, mesh, *more)
 
     def part(
         self,
@@ -169,37 +181,19 @@ class TreeBuilder:
         paths: tuple[ast.Name | ast.Path, ...],
         mesh: ast.Name,
         entries: tuple[ast.Node, ...],
-    ) -> ast.PartRules | ast.Broken:
+    ) -> ast.PartRules:
         forms, rules = _rules_of(entries, "a part")
-        if _is_broken(entries):
-            return ast.Broken(span, frozenset())
         misplaced = (*([forms] if forms else ()), *_only(entries, ast.PartRules | ast.Allow))
         more = (*rules, misplaced)
         return ast.PartRules(span, paths, mesh, *more)
 
-    def placement_decl(
-        self, span: Span, name: ast.Name, devices: ast.Expr, entries: tuple[ast.Node, ...]
-    ) -> ast.PlacementDecl | ast.Broken:
-        if _is_broken(entries):
-            return ast.Broken(span, frozenset((name.text,)))
-        return ast.PlacementDecl(span, name, devices, _only(entries, ast.OperatorPlacement))
-
-    def hardware_decl(
-        self, span: Span, name: ast.Name, entries: tuple[ast.Node, ...]
-    ) -> ast.HardwareDecl | ast.Broken:
-        if _is_broken(entries):
-            return ast.Broken(span, frozenset((name.text,)))
+    def hardware_decl(self, span: Span, name: ast.Name, entries: tuple[ast.Node, ...]) -> ast.HardwareDecl:
         of_each = (_only(entries, kind) for kind in (ast.HardwareFigure, ast.DeviceDecl, ast.LinkDecl))
         return ast.HardwareDecl(span, name, *of_each)
 
     def device_range(self, span: Span, token: Token) -> ast.DeviceRange:
         first, last = (ast.Int(span, _integer(digits, span)) for digits in token.text.split(".."))
         return ast.DeviceRange(span, first, last)
-
-    def devices_of_kind(
-        self, span: Span, kind: ast.DimName, *numbers: ast.Expr | ast.DeviceRange
-    ) -> ast.DevicesOfKind:
-        return ast.DevicesOfKind(span, kind, numbers)
 
     def train_decl(
         self, span: Span, model: ast.Name, entries: tuple[ast.Node, ...]
@@ -357,3 +351,65 @@ def _shallow(node: N) -> N:
 
 def _error(code: str, message: str, span: Span, help: str | None = None) -> CompileError:
     return CompileError((Diagnostic(code, message, span, help=help),))
+
+
+COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
+# From the loosest to the tightest.
+LEVELS = (("or",), ("and",), ("not",), COMPARISONS, ("+", "-"), ("*", "/", "//", "@"), ("negate",), ("**",))
+LEVEL = {operator: level for level, operators in enumerate(LEVELS) for operator in operators}
+
+
+@frozen
+class _Pending:
+    """An operator whose right operand is being read."""
+
+    token: Token
+    is_prefix: bool
+
+    @property
+    def level(self) -> int:
+        return LEVEL["negate" if self.is_prefix and self.token.text == "-" else self.token.text]
+
+
+def _chained(chain: Iterable[Token | ast.Expr], file: str) -> ast.Expr:
+    """Return the expression of a chain. Raises `CompileError` for `a < b < c`."""
+    operands: list[ast.Expr] = []
+    pending: list[_Pending] = []
+    wants_operand = True
+    for item in chain:
+        if not isinstance(item, Token):
+            operands.append(item)
+            wants_operand = False
+            continue
+        operator = _Pending(item, is_prefix=wants_operand)
+        while pending and not wants_operand and _comes_first(pending[-1], operator, file):
+            _apply(pending.pop(), operands, file)
+        pending.append(operator)
+        wants_operand = True
+    while pending:
+        _apply(pending.pop(), operands, file)
+    return operands[0]
+
+
+def _comes_first(left: _Pending, right: _Pending, file: str) -> bool:
+    """Return True if the left operator takes b in `a left b right c`. Raises `CompileError` for two comparisons."""
+    if left.token.text in COMPARISONS and right.token.text in COMPARISONS:
+        message = f"comparisons do not chain: `{left.token.text}` and then `{right.token.text}`"
+        help = "compare twice and join the results with `and`"
+        raise CompileError((Diagnostic("E011", message, right.token.span(file), help=help),))
+    return left.level > right.level or (left.level == right.level and right.token.text != "**")
+
+
+def _apply(operator: _Pending, operands: list[ast.Expr], file: str) -> None:
+    last = operands.pop()
+    if operator.is_prefix:
+        start = operator.token.span(file)
+        node: ast.Expr = ast.Unary(_join(start, last.span), cast(ast.UnaryOp, operator.token.text), last)
+    else:
+        first = operands.pop()
+        node = ast.Binary(_join(first.span, last.span), cast(ast.BinaryOp, operator.token.text), first, last)
+    operands.append(node)
+
+
+def _join(first: Span, last: Span) -> Span:
+    return Span(first.file, first.line, first.column, last.end_line, last.end_column)

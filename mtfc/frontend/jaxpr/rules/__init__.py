@@ -4,28 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mtfc.frontend.jaxpr.linking import PrimitiveRule
-from mtfc.frontend.jaxpr.rules import (
-    dots,
-    elementwise,
-    indexing,
-    loops,
-    ragged_dots,
-    random,
-    reductions,
-    shapes,
-    windows,
-)
+from mtfc.frontend.jaxpr.primitive_rules import PrimitiveRule
+from mtfc.frontend.jaxpr.rules import calls, dots, elementwise, indexing, loops, reductions, shapes
 
 RULES: Mapping[str, PrimitiveRule] = {
     **elementwise.RULES,
     **reductions.RULES,
     **shapes.RULES,
     **dots.RULES,
-    **ragged_dots.RULES,
     **indexing.RULES,
-    **windows.RULES,
     **loops.RULES,
-    **random.RULES,
+    **calls.RULES,
 }
 """Primitive -> its rule."""

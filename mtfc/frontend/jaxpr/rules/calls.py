@@ -1,9 +1,9 @@
 """All other primitives: a call of the primitive itself, which JAX evaluates.
 
 Elementwise primitives and those that work along one axis are mapped along the other axes, so layouts may split these. They may
-also split the axes of gathers and scatters that indices do not point into (`gathers.py`), and the batches of any primitive
-(`batches.py`). Without these a primitive is opaque: it gets whole operands on every processor. So no primitive is unknown, and
-importing never fails for one.
+also split the axes of gathers and scatters that indices do not point into (`indexing.py`), and the batches of any primitive:
+leading axes along which it does the same for each element. Without these a primitive is opaque: it gets whole operands on every
+processor. So no primitive is unknown, and importing never fails for one.
 """
 
 from __future__ import annotations
@@ -19,13 +19,11 @@ import attrs
 from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.ops.calls import FUNCTIONS, OnShards
 from mtfc.compiler.ir.types import ARRAY_DTYPES, Dim
-from mtfc.frontend.jaxpr.emitting import JaxprEmitter
 from mtfc.frontend.jaxpr.equations import bound
 from mtfc.frontend.jaxpr.factors import axis
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Number, Operand, Var
-from mtfc.frontend.jaxpr.linking import Linker, PrimitiveRule
-from mtfc.frontend.jaxpr.rules import elementwise, gathers
-from mtfc.frontend.jaxpr.rules.batches import batch_axes
+from mtfc.frontend.jaxpr.primitive_rules import JaxprEmitter, Linker, PrimitiveRule
+from mtfc.frontend.jaxpr.rules import elementwise, indexing
 
 ELEMENTWISE = frozenset({
     "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "bessel_i0e",
@@ -143,8 +141,8 @@ def link(linker: Linker, step: AppliedPrimitive) -> None:
         elementwise.link(linker, step)
     elif own := _along(step):
         _link_along(linker, step, own)
-    elif shared := gathers.shared_axes(step):
-        gathers.link(linker, step, shared)
+    elif shared := indexing.shared_axes(step):
+        indexing.link_call(linker, step, shared)
     else:
         batch = step.operands[0].axes[: batch_axes(step)] if step.operands else ()
         for i, operand in enumerate(step.operands):
@@ -175,15 +173,15 @@ def emit(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
         return _emit_elementwise(emitter, step)
     if own := _along(step):
         return _emit_along(emitter, step, own)
-    if shared := gathers.shared_axes(step):
-        values, mapped, rest, on_shards = gathers.operands(emitter, step, shared)
+    if shared := indexing.shared_axes(step):
+        values, mapped, rest, on_shards = indexing.call_operands(emitter, step, shared)
         return add_call(emitter, step, on_shards, values, mapped, [rest])
     number = batch_axes(step)
     operands = elementwise.operands(emitter, step)
     whole = [emitter.whole(value, step.axes(i)) for i, value in enumerate(operands)]
     shapes = [x.shape[number:] for x in step.operands]
-    results = [emitter.dims.of(f for each in var.axes[number:] for f in each) for var in step.results]
-    mapped = emitter.dims.of(f for each in step.results[0].axes[:number] for f in each)
+    results = [emitter.dims.of_axes(var.axes[number:]) for var in step.results]
+    mapped = emitter.dims.of_axes(step.results[0].axes[:number])
     return add_call(emitter, step, partial(_bound, step, shapes), whole, mapped, results)
 
 
@@ -350,3 +348,126 @@ def _name(
 
 
 OTHER = PrimitiveRule(link, emit)
+
+
+def batch_axes(step: AppliedPrimitive) -> int:
+    """Return the number of leading axes of all operands and results that are batches."""
+    from jax.extend.core import Primitive
+
+    if step.bodies or not isinstance(step.bind, Primitive):
+        return 0
+    shapes, number = [_struct(x).shape for x in (*step.operands, *step.results)], 0
+    for sizes in zip(*shapes, strict=False):
+        if len({*sizes}) > 1 or not _is_mapped(step, number):
+            break
+        number += 1
+    return number
+
+
+def _is_mapped(step: AppliedPrimitive, number: int) -> bool:
+    """Return True if the primitive, on arrays without so many axes, is what `jax.vmap` makes of it without one axis more."""
+    import jax
+
+    def structs(first: int) -> list[Any]:
+        struct: Any = jax.ShapeDtypeStruct
+        return [struct(x.shape[first:], x.dtype) for x in map(_struct, step.operands)]
+
+    def function(*operands: Any) -> Sequence[Any]:
+        return bound(step.bind, operands, step.params)
+
+    try:
+        jax.eval_shape(function, *structs(number + 1))
+        eqn = _only_equation(jax.make_jaxpr(jax.vmap(function))(*structs(number)).jaxpr)
+        return eqn is not None and eqn.primitive is step.bind and dict(eqn.params) == dict(step.params)
+    except Exception:  # a primitive without a batching rule, or one that asks for more axes
+        return False
+
+
+def _struct(operand: Operand) -> Any:
+    """Return the shape and the dtype that JAX gives an array: random keys have no axis for their data."""
+    import jax
+
+    struct: Any = jax.ShapeDtypeStruct
+    if operand.key is not None:
+        return struct(operand.shape[:-1], jax.random.key(0, impl=operand.key).dtype)
+    return struct(operand.shape, ARRAY_DTYPES[operand.dtype])
+
+
+def _only_equation(jaxpr: Any) -> Any | None:
+    """Return the equation of a jaxpr that applies one primitive to its arguments and returns the results; None for others."""
+    if len(jaxpr.eqns) != 1:
+        return None
+    (eqn,) = jaxpr.eqns
+    if eqn.invars != jaxpr.invars or eqn.outvars != jaxpr.outvars:
+        return None
+    return _only_equation(eqn.params["jaxpr"].jaxpr) if eqn.primitive.name in ("jit", "pjit") else eqn
+
+
+# Random bits and new keys of JAX's default generator: each is a function of the key and of its index. So every processor draws
+# its own part of an array, and all layouts draw the numbers that JAX draws.
+
+
+GENERATOR = "threefry2x32"
+
+
+def _is_by_index(step: AppliedPrimitive) -> bool:
+    """Accept elements, or new keys, that JAX draws by index from a single key of the default generator, fewer than 2**32."""
+    import jax
+
+    (key,) = step.operands
+    is_known = key.key in ("fry", GENERATOR) and key.shape == (2,)
+    is_by_index = bool(jax.config.values["jax_threefry_partitionable"])
+    return is_known and is_by_index and prod(step.params["shape"]) < 2**32
+
+
+def _link_bits(linker: Linker, step: AppliedPrimitive) -> None:
+    linker.arguments(step.results)
+
+
+def _emit_bits(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
+    """Draw each element by its index in row-major order. New keys have two numbers each."""
+    dims = emitter.dims.of_axes(step.results[0].axes)
+    own: tuple[Dim, ...] = () if step.primitive == "random_bits" else dims[-1:]
+    mapped = dims[: len(dims) - len(own)]
+    key = emitter.whole(emitter.operand(step, 0), step.axes(0))
+    function = partial(_bits, step.params["bit_width"]) if not own else _keys
+    return add_call(emitter, step, function, [key, _row_major(emitter, mapped)], mapped, [own])
+
+
+def _row_major(emitter: JaxprEmitter, dims: tuple[Dim, ...]) -> Value:
+    """Return the index of each element in row-major order."""
+    build = emitter.build
+    index = build.constant(0, "u32")
+    for i, dim in enumerate(dims):
+        stride = build.constant(prod(d.size for d in dims[i + 1 :]), "u32")
+        place = build("mul", build.cast(build("range", dim=dim), "u32"), stride)
+        index = emitter.elementwise("add", index, place)
+    return build.ordered(index, dims)
+
+
+def _pair(key: Any, index: Any) -> Any:
+    """Return two numbers of 32 bits for one element; the array has fewer than 2**32 elements."""
+    from jax import numpy as jnp
+    from jax.extend.random import threefry2x32_p
+
+    primitive: Any = threefry2x32_p
+    return primitive.bind(key[0], key[1], jnp.zeros_like(index), index)
+
+
+def _bits(width: int, key: Any, index: Any) -> list[Any]:
+    high, low = _pair(key, index)
+    if width == 64:
+        return [(high.astype("uint64") << 32) | low.astype("uint64")]
+    return [(high ^ low).astype(f"uint{width}")]
+
+
+def _keys(key: Any, index: Any) -> list[Any]:
+    from jax import numpy as jnp
+
+    return [jnp.stack(_pair(key, index))]
+
+
+RULES: dict[str, PrimitiveRule] = {
+    name: PrimitiveRule(_link_bits, _emit_bits, _is_by_index, takes_keys=True, moves=True)
+    for name in ("random_bits", "random_split")
+}

@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 
 from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.types import FLOATS
-from mtfc.frontend.jaxpr.emitting import JaxprEmitter
 from mtfc.frontend.jaxpr.factors import Axis, Factor, leaves
 from mtfc.frontend.jaxpr.flat import DTYPES, AppliedPrimitive, Var, data_of
-from mtfc.frontend.jaxpr.linking import Linker, PrimitiveRule
+from mtfc.frontend.jaxpr.primitive_rules import JaxprEmitter, Linker, PrimitiveRule
 
 NUMBERS = FLOATS | {"i32", "u32"}
 BOOL = frozenset({"bool"})
@@ -120,10 +119,6 @@ def _clamp(emitter: JaxprEmitter, step: AppliedPrimitive, values: Sequence[Value
     return emitter.elementwise("minimum", emitter.elementwise("maximum", x, low), high)
 
 
-def _first(emitter: JaxprEmitter, step: AppliedPrimitive, values: Sequence[Value]) -> Value:
-    return values[0]
-
-
 def _multiplied(emitter: JaxprEmitter, step: AppliedPrimitive, values: Sequence[Value]) -> Value:
     x, y = (emitter.build.cast(value, step.results[0].dtype) for value in values)
     return emitter.elementwise("mul", x, y)
@@ -174,7 +169,10 @@ RULES: dict[str, PrimitiveRule] = {
     **{name: op(ours, NUMBERS) for name, ours in BINARY.items()},
     **{name: op(name, EVERY) for name in ("eq", "ne")},
     **{name: op(name, BOOL) for name in ("and", "or", "not")},
-    **{name: rule(_first, frozenset(DTYPES.values()), moves=True) for name in SAME},
+    **{
+        name: rule(lambda emitter, step, values: values[0], frozenset(DTYPES.values()), moves=True)
+        for name in SAME
+    },
     "mul": rule(_multiplied, NUMBERS),
     "div": op("div"),
     "pow": op("pow", lambda step: {x.dtype for x in step.operands} <= FLOATS),

@@ -3,16 +3,70 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from math import prod
+from typing import Any
+
+import attrs
 
 from mtfc.compiler.ir.core import Value
+from mtfc.compiler.ir.ops.calls import OnShards
 from mtfc.compiler.ir.types import FLOATS
-from mtfc.frontend.jaxpr.emitting import JaxprEmitter
+from mtfc.frontend.jaxpr.equations import bound
 from mtfc.frontend.jaxpr.factors import Axis, axis
-from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Number
-from mtfc.frontend.jaxpr.index_numbers import index_numbers
-from mtfc.frontend.jaxpr.linking import Linker, PrimitiveRule
+from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Number, Operand
+from mtfc.frontend.jaxpr.primitive_rules import JaxprEmitter, Linker, PrimitiveRule
 from mtfc.frontend.jaxpr.rules.elementwise import NUMBERS
 from mtfc.frontend.jaxpr.rules.shapes import StridedPart, all_parted, axes_of_parts, parts_of
+
+Numbers = tuple[int, ...]
+"""Numbers of axes."""
+
+
+@attrs.frozen
+class IndexNumbers:
+    """The dimension numbers of a gather or scatter. Its data are the result of the gather, or the updates of the scatter.
+
+    The fields are those of JAX, in JAX's order. windows: axes of the data that run along axes of the table. gone: axes of the
+    table that the data lack. axes: axes of the table that the indices point into. table_batch, ids_batch: the axes of the table
+    and of the indices that run along each other.
+    """
+
+    windows: Numbers
+    gone: Numbers
+    axes: Numbers
+    table_batch: Numbers
+    ids_batch: Numbers
+
+    @property
+    def batch(self) -> dict[int, int]:
+        """Axis of the table -> the axis of the indices that runs along it."""
+        return dict(zip(self.table_batch, self.ids_batch, strict=True))
+
+    def rows(self, data: Operand) -> list[int]:
+        """Return the axes of the data that run along axes of the indices."""
+        return [k for k in range(len(data.shape)) if k not in self.windows]
+
+    def window(self, table: Operand) -> list[int]:
+        """Return the axes of the table that `windows` run along."""
+        return [k for k in range(len(table.shape)) if k not in (*self.gone, *self.table_batch)]
+
+
+def is_indexing(step: AppliedPrimitive) -> bool:
+    """Return True for a gather or scatter whose arrays have no random keys."""
+    is_named = step.primitive == "gather" or step.primitive.startswith("scatter")
+    return is_named and "dimension_numbers" in step.params and not step.has_keys
+
+
+def index_numbers(step: AppliedPrimitive) -> IndexNumbers:
+    """Return the dimension numbers of a gather or scatter."""
+    return IndexNumbers(*step.params["dimension_numbers"])
+
+
+def data_of(step: AppliedPrimitive) -> Operand:
+    """Return the result of a gather, or the updates of a scatter."""
+    return step.results[0] if step.primitive == "gather" else step.operands[2]
+
 
 INDICES = frozenset({"i32", "u32"})
 
@@ -41,20 +95,7 @@ def _points_into_one_axis(step: AppliedPrimitive) -> bool:
 
 def _link_gather(linker: Linker, step: AppliedPrimitive) -> None:
     """The result has the axes of the indices, and those of the table that are read whole."""
-    (table, ids), numbers = step.operands, index_numbers(step)
-    (j,), batch = numbers.axes, numbers.batch
-    own = [k for k in range(len(table.shape)) if k != j and k not in batch]
-    used = [f for k in own for f in table.axes[k]] + [*table.axes[j]]
-    wanted: list[Axis | None] = [None] * len(ids.shape)
-    for k, place in batch.items():
-        wanted[place] = table.axes[k]
-    found = linker.fit(step, 1, wanted, used)
-    axes: list[Axis] = [()] * len(step.results[0].shape)
-    for place, each in zip(numbers.rows(step.results[0]), found[:-1], strict=True):
-        axes[place] = each
-    for place, k in zip(numbers.windows, numbers.window(table), strict=True):
-        axes[place] = table.axes[k] if k != j else ()
-    linker.give(step.results[0], tuple(axes))
+    link_call(linker, step, shared_axes(step))
 
 
 def _emit_gather(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
@@ -249,6 +290,137 @@ def _emit_top_k(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value
     target = own[0] if len(own) == 1 else emitter.dims.new("chosen" if own else "one", k)
     found = emitter.build.several("top_k", value, names=("values", "indices"), dim=dim, k=target)
     return tuple(emitter.parted(each, target, step.results[0].axes[-1]) for each in found)
+
+
+# Other gathers and scatters: calls that layouts may split along the axes that indices do not point into.
+#
+# These are the axes that operands share one by one (batching dimensions, as `jax.vmap` makes them), those that every slice covers
+# whole, and for gathers the axes of the indices. A processor applies the primitive to its shards.
+
+
+@attrs.frozen
+class SharedAxis:
+    """An axis that may be split: its number in each operand, or None, and in the result. is_sliced: a slice covers it whole."""
+
+    operands: tuple[int | None, ...]
+    result: int
+    is_sliced: bool = False
+
+
+def shared_axes(step: AppliedPrimitive) -> tuple[SharedAxis, ...]:
+    """Return the axes that may be split; none for other primitives."""
+    if not is_indexing(step):
+        return ()
+    table, ids, numbers, data = step.operands[0], step.operands[1], index_numbers(step), data_of(step)
+    rows = numbers.rows(data)
+    whole = [
+        (k, place)
+        for place, k in zip(numbers.windows, numbers.window(table), strict=True)
+        if data.shape[place] == table.shape[k] and k not in numbers.axes
+    ]
+    if step.primitive == "gather":
+        batch = {i: k for k, i in numbers.batch.items()}
+        found = [SharedAxis((batch.get(i), i), rows[i]) for i in range(len(ids.shape) - 1)]
+        found += [SharedAxis((k, None), place, is_sliced=True) for k, place in whole]
+    else:
+        found = [SharedAxis((k, i, rows[i]), k) for k, i in numbers.batch.items()]
+        found += [SharedAxis((k, None, place), k) for k, place in whole]
+    return tuple(each for each in found if step.results[0].shape[each.result] > 1)
+
+
+def link_call(linker: Linker, step: AppliedPrimitive, shared: Sequence[SharedAxis]) -> None:
+    """Let operands have the axes of the first one that they share. Other axes of indices and updates are none of its own."""
+    first, used = step.operands[0], [f for each in step.operands[0].axes for f in each]
+    for i in range(1, len(step.operands)):
+        wanted: list[Axis | None] = [None] * len(step.operands[i].shape)
+        for each in shared:
+            own, place = each.operands[0], each.operands[i]
+            if own is not None and place is not None:
+                wanted[place] = first.axes[own]
+        linker.fit(step, i, wanted, used)
+    axes = [axis(size) for size in step.results[0].shape]
+    for each in shared:
+        axes[each.result] = _axis(step, each)
+    if step.primitive != "gather":
+        axes = list(first.axes)
+    linker.give(step.results[0], tuple(axes))
+    linker.space(*axes, *first.axes)
+
+
+def _axis(step: AppliedPrimitive, shared: SharedAxis) -> Axis:
+    """Return the factors of a shared axis."""
+    return next(step.axes(i)[place] for i, place in enumerate(shared.operands) if place is not None)
+
+
+def call_operands(
+    emitter: JaxprEmitter, step: AppliedPrimitive, shared: Sequence[SharedAxis]
+) -> tuple[list[Value], tuple[Any, ...], tuple[Any, ...], OnShards]:
+    """Return the operands of the call, its mapped dimensions, the other dimensions of the result, and the function."""
+    own = [emitter.dims.of(_axis(step, each)) for each in shared]
+    mapped = tuple(dim for dims in own for dim in dims)
+    places, values = [], []
+    for i in range(len(step.operands)):
+        numbers = {each.operands[i]: j for j, each in enumerate(shared)}
+        plan, rest = _places([(numbers.get(k), emitter.dims.of(a)) for k, a in enumerate(step.axes(i))], own)
+        value = emitter.operand(step, i)
+        front = tuple(dim for dim in mapped if dim in value.type.dims)
+        values.append(emitter.with_dims(value, (*front, *rest)))
+        places.append(plan)
+    numbers = {each.result: j for j, each in enumerate(shared)}
+    result = step.results[0]
+    plan, rest = _places([(numbers.get(k), emitter.dims.of(a)) for k, a in enumerate(result.axes)], own)
+    sizes = tuple(dim.size for dim in rest)
+    return values, mapped, rest, OnShards(partial(_applied, step, shared, places, plan, sizes), len(mapped))
+
+
+def _places(
+    axes: Sequence[tuple[int | None, Sequence[Any]]], own: Sequence[Sequence[Any]]
+) -> tuple[list[list[int]], tuple[Any, ...]]:
+    """Return for each axis of an array the axes that it has in the call, and the dimensions that follow the mapped ones.
+
+    In a call every dimension has an axis: first the mapped ones, then the others. axes: (number of the shared axis, dimensions).
+    """
+    starts = [sum(map(len, own[:j])) for j in range(len(own) + 1)]
+    rest: list[Any] = []
+    found = []
+    for j, dims in axes:
+        if j is not None:
+            found.append([*range(starts[j], starts[j + 1])])
+            continue
+        found.append([starts[-1] + len(rest) + n for n in range(len(dims))])
+        rest += dims
+    return found, tuple(rest)
+
+
+def _applied(
+    step: AppliedPrimitive,
+    shared: Sequence[SharedAxis],
+    places: Sequence[Sequence[Sequence[int]]],
+    result: Sequence[Sequence[int]],
+    rest: Sequence[int],
+    sizes: Sequence[int],
+    *arrays: Any,
+) -> list[Any]:
+    """Apply the primitive to shards. sizes: of the mapped dimensions. Arrays have size 1 along those that they lack."""
+    from jax import numpy as jnp
+
+    given = []
+    for x, axes in zip(arrays, places, strict=True):
+        flat = [place for axis in axes for place in axis]
+        shape = [n if i in flat else 1 for i, n in enumerate(sizes)] + [*x.shape[len(sizes) :]]
+        others = [i for i in range(len(shape)) if i not in flat]
+        y = jnp.broadcast_to(x, shape).transpose(*flat, *others)
+        given.append(y.reshape([prod(shape[place] for place in axis) for axis in axes]))
+    params = step.params
+    if "slice_sizes" in params:
+        slices = list(params["slice_sizes"])
+        for each in shared:
+            if each.is_sliced and (k := each.operands[0]) is not None:
+                slices[k] = given[0].shape[k]
+        params = {**params, "slice_sizes": tuple(slices)}
+    (found,) = bound(step.bind, given, params)
+    every, flat = [*sizes, *rest], [place for axis in result for place in axis]
+    return [found.reshape([every[place] for place in flat]).transpose(*map(flat.index, range(len(every))))]
 
 
 RULES: dict[str, PrimitiveRule] = {

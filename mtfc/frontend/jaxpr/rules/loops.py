@@ -8,11 +8,13 @@ from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Role, Value
 from mtfc.compiler.ir.loops import LOOP, UNBOUNDED, WHILE, make_loop
 from mtfc.compiler.ir.types import Dim, TensorType
-from mtfc.frontend.jaxpr.emitting import JaxprEmitter
 from mtfc.frontend.jaxpr.equations import scan_counts
 from mtfc.frontend.jaxpr.factors import Axis, axis, leaves
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Body, Var
-from mtfc.frontend.jaxpr.linking import Axes, Linker, PrimitiveRule
+from mtfc.frontend.jaxpr.primitive_rules import Axes, JaxprEmitter, Linker, PrimitiveRule
+
+NAMES = {"carried": "carry", "sliced": "x"}
+"""Role of an argument of a loop's body -> its name; others are constants."""
 
 
 def _numbers(step: AppliedPrimitive) -> tuple[int, int]:
@@ -65,7 +67,7 @@ def emit(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
         var = body.arguments[i]
         value = _operand(emitter, step, i, role, dim, var)
         type = TensorType(var.dtype, tuple(d for d in value.type.dims if d != dim))
-        argument = Argument(Value(builder.names.fresh(_name(role)), type), role, step.span)
+        argument = Argument(Value(builder.names.fresh(NAMES.get(role, "const")), type), role, step.span)
         operands.append(value)
         arguments.append(argument)
         inner.known[var] = argument.value
@@ -107,10 +109,6 @@ def _axes_in(body: Body) -> Iterator[Axes]:
         yield from step.renamed.values()
         for inner in step.bodies:
             yield from _axes_in(inner)
-
-
-def _name(role: Role) -> str:
-    return {"carried": "carry", "sliced": "x"}.get(role, "const")
 
 
 def _operand(emitter: JaxprEmitter, step: AppliedPrimitive, i: int, role: Role, dim: Dim, var: Var) -> Value:

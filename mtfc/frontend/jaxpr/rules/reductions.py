@@ -1,14 +1,17 @@
-"""Reductions, largest elements and running sums."""
+"""Reductions, running sums, convolutions and pooling.
+
+A convolution is an einsum of the windows of each spatial axis, and pooling is a reduction of windows.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 from mtfc.compiler.ir.core import Value
-from mtfc.compiler.ir.types import FLOATS
-from mtfc.frontend.jaxpr.emitting import JaxprEmitter
+from mtfc.compiler.ir.types import FLOATS, Dim
+from mtfc.frontend.jaxpr.factors import Axis, axis, cut, leaves
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive
-from mtfc.frontend.jaxpr.linking import Linker, PrimitiveRule
+from mtfc.frontend.jaxpr.primitive_rules import Axes, JaxprEmitter, Linker, PrimitiveRule
 from mtfc.frontend.jaxpr.rules.elementwise import BOOL, NUMBERS
 
 
@@ -68,6 +71,222 @@ def _emit_cumsum(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Valu
     return (emitter.parted(found, dim, axes[j]),)
 
 
+Padding = tuple[int, int]
+
+
+Row = tuple[int, int, int, Padding, int, int]
+"""An axis with windows: (axis, size, stride, padding, spacing of its elements in the padded array, dilation)."""
+
+
+def _all_windows(
+    emitter: JaxprEmitter,
+    value: Value,
+    axes: Axes,
+    rows: Sequence[Row],
+    kernel_of: Callable[[int], Dim],
+    targets: Axes,
+    fill: float,
+) -> tuple[Value, list[tuple[Dim, Axis]]]:
+    """Return the windows along axes of a value, and the dimensions of the windows' places with their axes.
+
+    kernel_of: makes the dimension inside of windows for the row of a number. targets: the axes of the windows' places.
+    """
+    build, outs = emitter.build, list[tuple[Dim, Axis]]()
+    for n, (j, _, stride, padding, spacing, dilation) in enumerate(rows):
+        value, source = emitter.merged(value, axes, j)
+        kernel, out = kernel_of(n), emitter.single(targets[n], "out")
+        low, high = (int(each) for each in padding)
+        if spacing > 1:
+            wide = emitter.dims.new("spaced", (source.size - 1) * spacing + 1)
+            value = build("pad", value, source=source, target=wide, before=0, stride=spacing, value=fill)
+            source = wide
+        if low < 0 or high < 0:
+            part = emitter.dims.new("part", source.size + min(low, 0) + min(high, 0))
+            value = build("slice", value, source=source, target=part, start=max(-low, 0), stride=1)
+            source = part
+        value = build(
+            "window", value, source=source, out=out, kernel=kernel, stride=stride, before=max(low, 0),
+            after=max(high, 0), dilation=dilation, value=fill,
+        )  # fmt: skip
+        outs.append((out, targets[n]))
+    return value, outs
+
+
+# convolution
+
+
+def _link_convolution(linker: Linker, step: AppliedPrimitive) -> None:
+    """Link features and groups. Spatial axes of the result are new."""
+    (x, w), params, (result,) = step.operands, step.params, step.results
+    numbers = params["dimension_numbers"]
+    groups, batches = params["feature_group_count"], params["batch_group_count"]
+    batch, feature = x.axes[numbers.lhs_spec[0]], x.axes[numbers.lhs_spec[1]]
+    out = w.axes[numbers.rhs_spec[0]]
+    in_groups = cut(feature, (groups, x.shape[numbers.lhs_spec[1]] // groups))
+    in_batches = cut(batch, (batches, x.shape[numbers.lhs_spec[0]] // batches))
+    number = max(groups, batches)
+    outs = cut(out, (number, w.shape[numbers.rhs_spec[0]] // number))
+    if in_groups is None or in_batches is None or outs is None:
+        step.is_opaque = True
+        linker.rule(step).link(linker, step)
+        return
+    lead = in_groups[0] if groups > 1 else in_batches[0]
+    wanted: list[Axis | None] = [None] * len(w.shape)
+    wanted[numbers.rhs_spec[1]] = in_groups[1]
+    used = [f for each in x.axes for f in each]
+    if lead:
+        wanted[numbers.rhs_spec[0]] = (*lead, *linker.fitted((outs[1],), [None], used)[0])
+    found = linker.fit(step, 1, wanted, used)
+    axes: list[Axis] = [axis(size) for size in result.shape]
+    axes[numbers.out_spec[0]] = in_batches[1]
+    axes[numbers.out_spec[1]] = found[numbers.rhs_spec[0]]
+    linker.give(result, tuple(axes))
+    linker.space(*x.axes, *found, *(axes[j] for j in numbers.out_spec[2:]))
+
+
+def _emit_convolution(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
+    x, params, (result,) = step.operands[0], step.params, step.results
+    numbers, dtype = params["dimension_numbers"], result.dtype
+    value = emitter.build.cast(emitter.operand(step, 0), dtype)
+    kernel = emitter.build.cast(emitter.operand(step, 1), dtype)
+    own = step.axes(1)
+
+    def size_of_window(n: int) -> Dim:
+        nonlocal kernel
+        kernel, size = emitter.merged(kernel, own, numbers.rhs_spec[2 + n])
+        return size
+
+    rows = zip(
+        numbers.lhs_spec[2:], numbers.rhs_spec[2:], params["window_strides"], params["padding"],
+        params["lhs_dilation"], params["rhs_dilation"], strict=True,
+    )  # fmt: skip
+    targets = tuple(result.axes[o] for o in numbers.out_spec[2:])
+    value, outs = _all_windows(emitter, value, x.axes, [*rows], size_of_window, targets, 0.0)
+    known = {*value.type.dims, *kernel.type.dims}
+    spatial = {f for _, factors in outs for f in leaves(factors)}
+    others = (f for each in result.axes for f in leaves(each) if f not in spatial)
+    dims = tuple(d for d in emitter.dims.of(others) if d in known)
+    found = emitter.build.einsum(value, kernel, dims=(*dims, *(out for out, _ in outs)))
+    gone = emitter.dims.of(own[numbers.rhs_spec[1]])
+    for dim in gone:
+        if dim not in known:
+            found = emitter.times(found, dim.size)
+    for out, factors in outs:
+        found = emitter.parted(found, out, factors)
+    return (found,)
+
+
+# reduce_window
+
+
+def _windows(step: AppliedPrimitive) -> list[Row]:
+    """Return the rows of the axes that have windows."""
+    params, rank = step.params, len(step.operands[-1].shape)
+    ones = (1,) * rank
+    rows = zip(
+        params["window_dimensions"],
+        params["window_strides"],
+        params["padding"],
+        params.get("base_dilation") or ones,
+        params.get("window_dilation") or ones,
+        strict=True,
+    )
+    return [(j, *row) for j, row in enumerate(rows) if row != (1, 1, (0, 0), 1, 1)]
+
+
+def _link_pooling(linker: Linker, step: AppliedPrimitive) -> None:
+    """Axes with windows are new in the result."""
+    (x,), (result,) = step.operands, step.results
+    moved = {row[0] for row in _windows(step)}
+    axes = tuple(axis(result.shape[j]) if j in moved else a for j, a in enumerate(x.axes))
+    linker.give(result, axes)
+    linker.space(*x.axes, *axes)
+
+
+FILLS = {"sum": 0.0, "max": float("-inf"), "min": float("inf")}
+
+
+def _pooling(op: str) -> PrimitiveRule:
+    def emit(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
+        result = step.results[0]
+        value = emitter.operand(step, 0)
+        value, kernels, outs = _pooled(emitter, step, value, result.axes, FILLS[op])
+        found = emitter.build(op, value, over=tuple(kernels)) if kernels else value
+        for out, factors in outs:
+            found = emitter.parted(found, out, factors)
+        return (found,)
+
+    return PrimitiveRule(
+        _link_pooling, emit, lambda step: len(step.operands) == 1 and step.operands[0].dtype in FLOATS
+    )
+
+
+def _pooled(
+    emitter: JaxprEmitter, step: AppliedPrimitive, value: Value, axes: Axes, fill: float
+) -> tuple[Value, list[Dim], list[tuple[Dim, Axis]]]:
+    """Return the windows along all axes, the dimensions inside of windows, and those of the windows with their axes."""
+    rows, kernels = _windows(step), list[Dim]()
+
+    def kernel(n: int) -> Dim:
+        kernels.append(emitter.dims.new("window", rows[n][1]))
+        return kernels[-1]
+
+    targets = tuple(axes[row[0]] for row in rows)
+    value, outs = _all_windows(emitter, value, step.operands[-1].axes, rows, kernel, targets, fill)
+    return value, kernels, outs
+
+
+# select_and_scatter_add
+
+
+def _is_plain_selection(step: AppliedPrimitive) -> bool:
+    """Accept the transpose of a largest or smallest element over windows without negative padding."""
+    plain = step.params["select_prim"].name in ("ge", "le") and step.operands[0].dtype in FLOATS
+    return plain and all(min(padding) >= 0 for padding in step.params["padding"])
+
+
+def _link_selection(linker: Linker, step: AppliedPrimitive) -> None:
+    """Fit the source's axes without windows to those of the operand. Its others differ from all of these."""
+    _, x = step.operands
+    moved = {row[0] for row in _windows(step)}
+    used = [f for each in x.axes for f in each]
+    linker.fit(step, 0, [None if j in moved else a for j, a in enumerate(x.axes)], used)
+    linker.give(step.results[0], x.axes)
+
+
+def _emit_selection(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
+    """Add each source to the first largest element of its window. The smallest is the largest of the negative numbers."""
+    axes = step.axes(0)
+    build, y = emitter.build, emitter.operand(step, 0)
+    value = emitter.operand(step, 1)
+    if step.params["select_prim"].name == "le":
+        value = build("neg", value)
+    windows, kernels, outs = _pooled(emitter, step, value, axes, float("-inf"))
+    folded = []
+    for (j, _, stride, (low, high), _, _), kernel, (out, factors) in zip(
+        _windows(step), kernels, outs, strict=True
+    ):
+        y = emitter.merged(y, axes, j, out)[0] if emitter.dims.of(factors) != (out,) else y
+        inside = emitter.single(step.operands[1].axes[j])
+        folded.append((j, inside, out, kernel, stride, low, high))
+    first = build("is_argmax", windows, over=tuple(kernels))
+    found = emitter.elementwise("mask", first, y)
+    for j, inside, out, kernel, stride, low, high in folded:
+        found = build(
+            "fold",
+            found,
+            source=inside,
+            out=out,
+            kernel=kernel,
+            stride=stride,
+            before=low,
+            after=high,
+            dilation=1,
+        )
+        found = emitter.parted(found, inside, step.operands[1].axes[j])
+    return (found,)
+
+
 RULES: dict[str, PrimitiveRule] = {
     "reduce_sum": reduction("sum", NUMBERS),
     "reduce_max": reduction("max", NUMBERS),
@@ -77,4 +296,11 @@ RULES: dict[str, PrimitiveRule] = {
     "reduce_or": reduction("any", BOOL),
     "argmax": PrimitiveRule(link, _emit_argmax, _is_plain_argmax),
     "cumsum": PrimitiveRule(_link_along, _emit_cumsum, lambda step: step.operands[0].dtype in NUMBERS),
+    "conv_general_dilated": PrimitiveRule(
+        _link_convolution, _emit_convolution, lambda step: {x.dtype for x in step.operands} <= FLOATS
+    ),
+    "reduce_window_sum": _pooling("sum"),
+    "reduce_window_max": _pooling("max"),
+    "reduce_window_min": _pooling("min"),
+    "select_and_scatter_add": PrimitiveRule(_link_selection, _emit_selection, _is_plain_selection),
 }

@@ -11,10 +11,9 @@ import attrs
 from mtfc.compiler.ir.attributes import INTEGER_RANGE
 from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.types import FLOATS, Dim
-from mtfc.frontend.jaxpr.emitting import JaxprEmitter
 from mtfc.frontend.jaxpr.factors import Axis, axis, cut, cut_part, index_of_part, leaves, others_of_part
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Number, Var, data_of
-from mtfc.frontend.jaxpr.linking import Axes, Linker, PrimitiveRule
+from mtfc.frontend.jaxpr.primitive_rules import Axes, JaxprEmitter, Linker, PrimitiveRule
 from mtfc.frontend.jaxpr.rules.elementwise import EVERY, operands
 
 
@@ -91,7 +90,7 @@ def _emit_reshape(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Val
     value, axes = emitter.operand(step, 0), tuple(x.axes[j] for j in _order(step))
     if leaves(f for each in axes for f in each) == leaves(f for each in result.axes for f in each):
         return (value,)
-    return (emitter.reshaped(emitter.whole(value, axes), result.axes),)
+    return (emitter.as_dims(emitter.whole(value, axes), emitter.dims.of_axes(result.axes)),)
 
 
 def _order(step: AppliedPrimitive) -> Sequence[int]:

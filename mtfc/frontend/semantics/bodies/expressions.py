@@ -22,28 +22,21 @@ from mtfc.compiler.ir.training_flag import TRAINING
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
 from mtfc.compiler.records import frozen
 from mtfc.frontend.semantics.bodies.function_builder import BlockBuilder, FunctionBuilder
-from mtfc.frontend.semantics.names.constants import ConstantError, Number, convert, fold, plain, shown, truth
-from mtfc.frontend.semantics.names.scope import Scope, Section, count
-from mtfc.frontend.semantics.names.unknown_names import product_help, unknown_value
+from mtfc.frontend.semantics.names.constants import (
+    OPERATORS,
+    ConstantError,
+    Number,
+    convert,
+    fold,
+    plain,
+    shown,
+    truth,
+)
+from mtfc.frontend.semantics.names.scope import NamedSection, Scope, count, product_help, unknown_value
 from mtfc.frontend.syntax import ast, other_libraries
 
 Result = Value | Number | None
 
-OPERATORS = {
-    "+": "add",
-    "-": "sub",
-    "*": "mul",
-    "/": "div",
-    "**": "pow",
-    "<": "lt",
-    "<=": "le",
-    ">": "gt",
-    ">=": "ge",
-    "==": "eq",
-    "!=": "ne",
-    "and": "and",
-    "or": "or",
-}
 SIGNS = {"-": "neg", "not": "not"}
 
 
@@ -142,7 +135,7 @@ class Expressions:
 
     def note_section(self, name: str, span: Span) -> None:
         """Note the place of a call, a variable or a loop, so that a part of a layout may name it."""
-        section = Section(self.block.located(span) or span, self.builder.is_looped())
+        section = NamedSection(self.block.located(span) or span, self.builder.is_looped())
         self.scope.reports.sections.setdefault(name, []).append(section)
 
     def parameter_name(self, name: str) -> str:
@@ -154,7 +147,7 @@ class Expressions:
 
     def value(self, node: ast.Node, variable: str | None = None) -> Result:
         """Elaborate an expression; `variable` is the variable that the result is bound to, if any."""
-        return _ELABORATE[type(node)](self, node, variable)
+        return _ELABORATE.get(type(node), Expressions.not_a_value)(self, node, variable)
 
     def operand(self, node: ast.Node) -> Operand | None:
         result = self.value(node)
@@ -456,7 +449,4 @@ _ELABORATE: dict[type[ast.Node], Callable[[Expressions, Any, str | None], Result
     ast.Unary: Expressions.unary,
     ast.Binary: Expressions.binary,
     ast.Call: Expressions.call,
-    ast.DimList: Expressions.not_a_value,
-    ast.Tuple: Expressions.not_a_value,
-    ast.Arrow: Expressions.not_a_value,
 }

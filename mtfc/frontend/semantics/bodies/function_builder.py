@@ -122,18 +122,15 @@ class LoopBuilder(BlockBuilder):
         self._sliced: dict[Value, Argument] = {}
         self._index: Value | None = None
 
-    def carry(self, value: Value, name: str, span: Span | None) -> Value:
-        """Make the argument for a carry that starts as `value`, of the block outside."""
-        argument = Argument(self.own(name, value.type), "carried", span)
-        self.carried.append((value, argument))
-        return argument.value
+    def carry(self, value: Value, name: str | None, span: Span | None) -> Value:
+        """Make the argument for a carry that starts as `value`, of the block outside.
 
-    def condition(self, value: Value, span: Span) -> Value:
-        """Make the argument for the condition, the first carry. No variable has its name."""
-        argument = Argument(Value(self.names.fresh("goes_on"), value.type), "carried", span)
-        self._own.add(argument.value)
-        self.carried.append((value, argument))
-        return argument.value
+        name: the variable that it is; None for the condition, the first carry.
+        """
+        own = Value(self.names.fresh("goes_on"), value.type) if name is None else self.own(name, value.type)
+        self._own.add(own)
+        self.carried.append((value, Argument(own, "carried", span)))
+        return own
 
     def slice(self, value: Value, name: str, span: Span | None = None) -> Value:
         """Return the argument for the slices along `dim` of `value`, of the block outside."""

@@ -12,10 +12,9 @@ loop, and at the end of its body for the next iteration.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import attrs
 
@@ -25,16 +24,15 @@ from mtfc.compiler.ir.core import Argument, Equation, Function, Initializer, Out
 from mtfc.compiler.ir.loops import LOOP, WHILE, result_type, stacked_type
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
 from mtfc.compiler.records import frozen
-from mtfc.frontend.semantics.bodies import model_state
+from mtfc.frontend.semantics.bodies import parameters_and_states as declared
 from mtfc.frontend.semantics.bodies.expressions import CallRule, Expressions, Operand, Result
 from mtfc.frontend.semantics.bodies.function_builder import FunctionBuilder, LoopBuilder
-from mtfc.frontend.semantics.bodies.initializers import initializer
-from mtfc.frontend.semantics.bodies.shared_parameters import shared_parameter
-from mtfc.frontend.semantics.names.dims_and_meshes import valid_size
+from mtfc.frontend.semantics.bodies.parameters_and_states import initializer, shared_parameter
+from mtfc.frontend.semantics.names.constants import valid_size
 from mtfc.frontend.semantics.names.scope import Scope, count
 from mtfc.frontend.semantics.names.unused_values import NOTHING, Unused
 from mtfc.frontend.syntax import ast
-from mtfc.frontend.syntax.bound_names import bound, bound_inside, variables, yielded
+from mtfc.frontend.syntax.ast import bound, bound_inside, variables, yielded
 
 
 @frozen
@@ -51,7 +49,7 @@ class BodyKind:
     unused: Unused = NOTHING
 
 
-class ElaboratedBody(ABC):
+class ElaboratedBody:
     """A list of statements during elaboration.
 
     places: the declarations of inputs, arguments and parameters. dim_places: the declarations of local dimensions. states: the
@@ -77,7 +75,7 @@ class ElaboratedBody(ABC):
         self.expressions = Expressions(scope, builder, self.later, call, prefix, stack, shared)
         self.places: dict[str, Span] = {}
         self.dim_places: dict[str, Span] = {}
-        self.states: dict[str, model_state.DeclaredState | None] = {}
+        self.states: dict[str, declared.DeclaredState | None] = {}
         self.watches: dict[str, Span] = {}
         self.loops: list[Loop] = []
         self.is_dropping = False
@@ -159,7 +157,7 @@ class ElaboratedBody(ABC):
             results = (None,) * len(names)
         for target, result in zip(node.targets, results, strict=True):
             if target.text in self.states:
-                model_state.report_assigned(target, self.states[target.text], self.expressions)
+                declared.report_assigned(target, self.states[target.text], self.expressions)
                 continue
             self.places.setdefault(target.text, target.span)
             self.expressions.places[target.text] = target.span
@@ -194,20 +192,20 @@ class ElaboratedBody(ABC):
         return True
 
     def state(self, node: ast.State) -> None:
-        is_typed = model_state.typed(node, self.expressions)
+        is_typed = declared.typed(node, self.expressions)
         type = self.scope.type(node.type) if is_typed and node.type is not None else None
         init = None
         if type is not None and self._may_be_stacked(node, type):
-            init = model_state.initial_value(node, type, self.expressions)
+            init = declared.initial_value(node, type, self.expressions)
         if not self.bind(node.name, None):
             return
         self.states[node.name.text] = None
         if type is not None and init is not None and self._declare(node, type, init):
             name, block = self.expressions.prefix + node.name.text, self.builder.block
-            self.states[node.name.text] = model_state.DeclaredState(name, type, node.name.span, block)
+            self.states[node.name.text] = declared.DeclaredState(name, type, node.name.span, block)
 
     def update(self, node: ast.StateUpdate) -> None:
-        model_state.update(node, self.states, self.expressions)
+        declared.update(node, self.states, self.expressions)
 
     def _parameter_type(self, node: ast.Param) -> TensorType | None:
         type = self.scope.type(node.type)
@@ -222,16 +220,13 @@ class ElaboratedBody(ABC):
 
     def _may_be_stacked(self, node: ast.Param | ast.State, type: TensorType) -> bool:
         """Return True if no `repeat` around has a dimension of the type; report an error otherwise."""
-        dims: set[Dim] = set(type.dims)
         assert node.type is not None, "the type is known"
-        for loop in self.builder.block.loops():
-            if loop.stacked and loop.dim in dims:
-                message = f"`{node.name.text}` would have dimension `{loop.dim.name}` twice"
-                help = f"each iteration of `repeat {loop.dim.name}` has a slice of its own"
-                self.scope.error("E210", message, node.type.span, help=help)
-                return False
-            dims |= {loop.dim} if loop.stacked else set()
-        return True
+        dim = _twice(type, (loop for loop in self.builder.block.loops() if loop.stacked))
+        if dim is None:
+            return True
+        message = f"`{node.name.text}` would have dimension `{dim.name}` twice"
+        help = f"each iteration of `repeat {dim.name}` has a slice of its own"
+        return self.scope.error("E210", message, node.type.span, help=help)
 
     def dim(self, node: ast.DimDecl) -> None:
         """Declare a dimension of a function, called `function.dim`."""
@@ -266,31 +261,23 @@ class ElaboratedBody(ABC):
 
     def _may_be_watched(self, name: ast.Name, value: Value) -> bool:
         """Return True if no loop around has a dimension of the value; report an error otherwise."""
-        dims = set(value.type.dims)
-        for loop in self.builder.block.loops():
-            if loop.dim in dims:
-                label = Label(name.span, f"it is {value.type}")
-                message = f"a watched value is stacked along `{loop.dim.name}`, and this value has that dimension already"
-                self.scope.error("E210", message, name.span, [label])
-                return False
-            dims.add(loop.dim)
-        return True
+        dim = _twice(value.type, self.builder.block.loops())
+        return dim is None or _report_stacked("watched", value.type, dim, name.span, self.scope)
 
-    @abstractmethod
-    def return_(self, node: ast.Return) -> None:
-        """Elaborate `return`, which ends the body."""
-
-    def loop(self, node: ast.Repeat | ast.Scan) -> None:
+    def repeat(self, node: ast.Repeat | ast.Scan) -> None:
         elaborate_loop(self, node)
+
+    scan = repeat
 
     def yield_(self, node: ast.Yield) -> None:
         if self.loops:
             self.loops[-1].yields(node)
             return
-        self.misplaced(node, "yield", "a loop")
+        self.misplaced(node, "a loop")
         self.expressions.values[node.name.text] = None
 
-    def misplaced(self, node: ast.Node, keyword: str, where: str) -> None:
+    def misplaced(self, node: ast.Node, where: str) -> None:
+        keyword = self.STATEMENTS[type(node)].rstrip("_")
         self.scope.error("E114", f"`{keyword}` belongs in {where}", node.span)
 
     STATEMENTS: ClassVar[Mapping[type[ast.Node], str]] = {
@@ -298,13 +285,29 @@ class ElaboratedBody(ABC):
         ast.Param: "param",
         ast.DimDecl: "dim",
         ast.Return: "return_",
-        ast.Repeat: "loop",
-        ast.Scan: "loop",
+        ast.Repeat: "repeat",
+        ast.Scan: "scan",
         ast.Yield: "yield_",
         ast.State: "state",
         ast.StateUpdate: "update",
         ast.Watch: "watch",
     }
+
+
+def _twice(type: TensorType, loops: Iterable[LoopBuilder]) -> Dim | None:
+    """Return the first dimension that a type would have twice, if it is stacked along the dimensions of loops."""
+    dims = set(type.dims)
+    for loop in loops:
+        if loop.dim in dims:
+            return loop.dim
+        dims.add(loop.dim)
+    return None
+
+
+def _report_stacked(kind: str, type: TensorType, dim: Dim, span: Span, scope: Scope) -> Literal[False]:
+    label = Label(span, f"it is {type}")
+    message = f"a {kind} value is stacked along `{dim.name}`, and this value has that dimension already"
+    return scope.error("E210", message, span, [label])
 
 
 MOST_LOOPS = 16
@@ -366,9 +369,8 @@ def _source(body: ElaboratedBody, node: ast.SliceBinding, dim: Dim | None) -> Va
 
 def _may_nest(body: ElaboratedBody, node: ast.Repeat | ast.Scan) -> bool:
     depth = len(tuple(body.builder.block.loops()))
-    if depth >= MOST_LOOPS:
-        body.scope.error("E122", f"more than {MOST_LOOPS} loops are inside of each other", node.dim.span)
-    return depth < MOST_LOOPS
+    message = f"more than {MOST_LOOPS} loops are inside of each other"
+    return depth < MOST_LOOPS or body.scope.error("E122", message, node.dim.span)
 
 
 @frozen
@@ -400,7 +402,7 @@ class Loop:
         self.block = LoopBuilder(self.outside, dim, isinstance(node, ast.Repeat), condition is not None)
         self.goes_on: Value | None = None
         if condition is not None and node.condition is not None:
-            self.goes_on = self.block.condition(condition, node.condition.span)
+            self.goes_on = self.block.carry(condition, None, node.condition.span)
         self.prefix, self.region = self.expressions.prefix, dim.name
         self.carried: dict[str, Carried] = {}
         self.yielded: dict[str, tuple[ast.Name, Value | None]] = {}
@@ -478,7 +480,7 @@ class Loop:
 
     def _statement(self, node: ast.Statement) -> None:
         if isinstance(node, ast.Return):
-            self.body.misplaced(node, "return", f"the {self.body.kind.word}, after its loops")
+            self.body.misplaced(node, f"the {self.body.kind.word}, after its loops")
         else:
             self.body.statement(node)
 
@@ -505,9 +507,7 @@ class Loop:
             return None
         value = self.expressions.tensor(Operand(result, node.value.span))
         if value is not None and self.dim in value.type.dims:
-            label = Label(node.value.span, f"it is {value.type}")
-            message = f"a yielded value is stacked along `{self.dim.name}`, and this value has that dimension already"
-            self.body.scope.error("E210", message, node.value.span, [label])
+            _report_stacked("yielded", value.type, self.dim, node.value.span, self.body.scope)
             return None
         return value
 

@@ -125,9 +125,8 @@ def dtype(expressions: Expressions, node: ast.Node) -> str | None:
     return None
 
 
-def integer(expressions: Expressions, node: ast.Node) -> int | None:
-    """Read a whole number, which may be computed from sizes of dimensions and other numbers."""
-    return expressions.integer(node)
+integer: Kind = Expressions.integer
+"""Read a whole number, which may be computed from sizes of dimensions and other numbers."""
 
 
 def number(expressions: Expressions, node: ast.Node) -> Operand | None:

@@ -16,31 +16,34 @@ from mtfc.compiler.ir.ops import OPS, elementwise
 from mtfc.compiler.records import frozen
 from mtfc.frontend.semantics.bodies.expressions import Expressions, Operand, Result, Results, Site, Variables
 from mtfc.frontend.semantics.calls import argument_kinds as kinds
-from mtfc.frontend.semantics.calls import builtin_equations
+from mtfc.frontend.semantics.calls import builtin_equations as equations
 from mtfc.frontend.semantics.calls.argument_kinds import Kind
+from mtfc.frontend.semantics.calls.builtin_equations import gradients
 from mtfc.frontend.semantics.calls.function_calls import call_function, find_function
-from mtfc.frontend.semantics.calls.gradient_calls import gradients
-from mtfc.frontend.semantics.names.scope import count
-from mtfc.frontend.semantics.names.unknown_names import unknown_function
+from mtfc.frontend.semantics.names.scope import count, unknown_function
 from mtfc.frontend.syntax import ast
 
 
-@frozen(kw_only=True)
+@frozen
 class Builtin:
     """A built-in function.
 
-    usage: an example of a call. arguments: the kinds of its arguments, in order. more: the kind of any further arguments.
-    keywords: the kinds of keyword arguments, by name. result: says if a last `-> [dims]` is required, optional or an error.
-    build: makes the equations from the expressions, the site, the arguments, the given keyword arguments, and `dims` if the
-    call states the dimensions of its result.
+    usage: an example of a call. arguments: the kinds of its arguments, in order. build: makes the equations from the expressions,
+    the site, the arguments, the given keyword arguments, and `dims` if the call states the dimensions of its result. keywords:
+    the kinds of keyword arguments, by name. more: the kind of any further arguments. result: says if a last `-> [dims]` is
+    required, optional or an error.
     """
 
     usage: str
-    arguments: tuple[Kind, ...] = ()
-    more: Kind | None = None
-    keywords: Mapping[str, Kind] = attrs.field(factory=dict)
-    result: Literal["required", "optional", "none"] = "none"
+    arguments: tuple[Kind, ...]
     build: Callable[..., Result | Results]
+    keywords: Mapping[str, Kind] = attrs.field(factory=dict)
+    more: Kind | None = None
+    result: Literal["required", "optional", "none"] = "none"
+
+    @property
+    def name(self) -> str:
+        return self.usage.partition("(")[0].rpartition(" ")[2]
 
 
 def elaborate_call(expressions: Expressions, node: ast.Call, variables: Variables) -> Results:
@@ -52,7 +55,7 @@ def elaborate_call(expressions: Expressions, node: ast.Call, variables: Variable
     if builtin is None:
         _check_nested(expressions, node)
         values = expressions.known_values
-        unknown_function(expressions.scope, node.function, values, BUILTINS)
+        unknown_function(expressions.scope, node.function, values, USAGES)
         return (None,)
     result = _built(expressions, node, builtin, Site(node.span, variables[0], tuple(variables[1:])))
     return result if isinstance(result, tuple) else (result,)
@@ -115,8 +118,7 @@ def _right_number(expressions: Expressions, node: ast.Call, builtin: Builtin, fo
     instead = ELEMENTWISE_TWINS.get(name) if found == 2 else None
     instead = instead or (REDUCING_TWINS.get(name) if found == 1 else None)
     help = f"did you mean {instead}?" if instead else f"write `{builtin.usage}`"
-    expressions.scope.error("E203", message, node.span, help=help)
-    return False
+    return expressions.scope.error("E203", message, node.span, help=help)
 
 
 def _known_keywords(expressions: Expressions, node: ast.Call, builtin: Builtin) -> bool:
@@ -137,12 +139,12 @@ def _right_result(
         message = f"`{node.function.text}` needs the dimensions of its result"
         kept = _occur_once(found) if node.function.text == "einsum" else []
         example = f"-> [{', '.join(kept)}]" if kept else "-> [dims]"
-        expressions.scope.error("E215", message, node.span, help=f"end it with them, as in `{example}`")
-        return False
+        return expressions.scope.error(
+            "E215", message, node.span, help=f"end it with them, as in `{example}`"
+        )
     if result is not None and any(keyword.name.text == "over" for keyword in node.keywords):
         message = "`over` and `-> [dims]` both say what is left; give one of them"
-        expressions.scope.error("E215", message, node.span)
-        return False
+        return expressions.scope.error("E215", message, node.span)
     return True
 
 
@@ -192,100 +194,65 @@ def _of_op(
     known = TOGETHER | {
         each.name: ARGUMENTS[each.kind] for each in OPS[op].attributes if each.kind in ARGUMENTS
     }
-    return Builtin(
-        usage=usage,
-        arguments=(*(kinds.tensor,) * operands, *(known[name] for name in names)),
-        keywords={name: known[name] for name in defaults},
-        result=result,
-        build=partial(builtin_equations.applied, op, operands, names, indices, {**fixed, **defaults}),
-    )
+    arguments = (*(kinds.tensor,) * operands, *(known[name] for name in names))
+    build = partial(equations.applied, op, operands, names, indices, {**fixed, **defaults})
+    return Builtin(usage, arguments, build, {name: known[name] for name in defaults}, result=result)
 
 
-REDUCTIONS = ("sum", "mean", "max", "min", "prod", "any", "all", "argmax")
+X = (kinds.tensor,)
+DRAWN: Mapping[str, Kind] = {"dtype": kinds.dtype, "seed": kinds.tensor}
+SUMMED: Mapping[str, Kind] = {"over": kinds.dim, "exclusive": kinds.boolean, "reverse": kinds.boolean}
 
-BUILTINS: dict[str, Builtin] = {
-    **{
-        op.name: Builtin(
-            usage=f"{op.name}({', '.join('xy'[: op.arity[0]])})",
-            arguments=(kinds.tensor,) * op.arity[0],
-            build=builtin_equations.without_attributes(op.name),
+TABLE = (
+    *(
+        Builtin(
+            f"{op.name}({', '.join('xy'[: op.arity[0]])})",
+            X * op.arity[0],
+            partial(equations.without_attributes, op.name),
         )
         for op in (*elementwise.UNARY, *elementwise.BINARY)
         if op.number is not None
-    },
-    "where": Builtin(
-        usage="where(condition, x, y)", arguments=(kinds.tensor,) * 3, build=builtin_equations.where
     ),
-    "cast": _of_op("cast(x, bf16)", "dtype"),
-    "einsum": Builtin(
-        usage="einsum(a, b -> [dims])",
-        arguments=(kinds.tensor,),
-        more=kinds.tensor,
-        result="required",
-        build=builtin_equations.einsum,
-    ),
-    "grouped_dot": _of_op(
-        "grouped_dot(x, w, numbers, groups -> [dims])", "group", operands=3, indices=2, result="required"
-    ),
-    **{
-        op: Builtin(
-            usage=f"{op}(x, over = {'d' if op == 'argmax' else '[dims]'})",
-            arguments=(kinds.tensor,),
-            keywords={"over": kinds.dims},
+    Builtin("where(condition, x, y)", X * 3, equations.where),
+    _of_op("cast(x, bf16)", "dtype"),
+    Builtin("einsum(a, b -> [dims])", X, equations.einsum, more=kinds.tensor, result="required"),
+    _of_op("grouped_dot(x, w, numbers, groups -> [dims])", "group", operands=3, indices=2, result="required"),
+    *(
+        Builtin(
+            f"{op}(x, over = {'d' if op == 'argmax' else '[dims]'})",
+            X,
+            partial(equations.reduction, op),
+            {"over": kinds.dims},
             result="optional",
-            build=builtin_equations.reduction(op),
         )
-        for op in REDUCTIONS
-    },
-    **{op: _of_op(f"{op}(x -> [dims])", result="required") for op in ("broadcast", "transpose", "reshape")},
-    **{
-        name: Builtin(
-            usage=f"{name}([dims])",
-            arguments=(kinds.dims,),
-            keywords={"dtype": kinds.dtype},
-            build=builtin_equations.constant_filled(value),
-        )
-        for name, value in (("zeros", 0), ("ones", 1))
-    },
-    "zeros_like": Builtin(
-        usage="zeros_like(x)", arguments=(kinds.tensor,), build=builtin_equations.zeros_like
+        for op in ("sum", "mean", "max", "min", "prod", "any", "all", "argmax")
     ),
-    "full": Builtin(
-        usage="full([dims], value)",
-        arguments=(kinds.dims, kinds.number),
-        keywords={"dtype": kinds.dtype},
-        build=builtin_equations.full,
+    *(_of_op(f"{op}(x -> [dims])", result="required") for op in ("broadcast", "transpose", "reshape")),
+    *(
+        Builtin(f"{op}([dims])", (kinds.dims,), partial(equations.filled, number), {"dtype": kinds.dtype})
+        for op, number in (("zeros", 0), ("ones", 1))
     ),
-    "rename": Builtin(
-        usage="rename(x, old -> new)",
-        arguments=(kinds.tensor, kinds.mapping),
-        more=kinds.mapping,
-        build=builtin_equations.rename,
-    ),
-    "slice": _of_op("slice(x, length -> short, start = 0, stride = 1)", "source target", start=0, stride=1),
-    "pad": _of_op(
+    Builtin("zeros_like(x)", X, equations.zeros_like),
+    Builtin("full([dims], value)", (kinds.dims, kinds.number), equations.full, {"dtype": kinds.dtype}),
+    Builtin("rename(x, old -> new)", (*X, kinds.mapping), equations.rename, more=kinds.mapping),
+    _of_op("slice(x, length -> short, start = 0, stride = 1)", "source target", start=0, stride=1),
+    _of_op(
         "pad(x, length -> longer, before = 0, value = 0.0)",
         "source target",
         fixed={"stride": 1},
         before=0,
         value=None,
     ),
-    "concat": Builtin(
-        usage="concat(a, b, left -> both, right -> both)",
-        arguments=(kinds.tensor_or_mapping,),
+    Builtin(
+        "concat(a, b, left -> both, right -> both)",
+        (kinds.tensor_or_mapping,),
+        equations.concat,
         more=kinds.tensor_or_mapping,
-        build=builtin_equations.concat,
     ),
-    "stack": Builtin(
-        usage="stack([a, b], d)", arguments=(kinds.variables, kinds.dim), build=builtin_equations.stack
-    ),
-    "unstack": Builtin(
-        usage="a, b = unstack(x, d)",
-        arguments=(kinds.tensor, kinds.dim),
-        build=builtin_equations.unstack,
-    ),
-    "shift": _of_op("shift(x, length, by = 1, wrap = false)", "dim", by=1, wrap=False),
-    "window": _of_op(
+    Builtin("stack([a, b], d)", (kinds.variables, kinds.dim), equations.stack),
+    Builtin("a, b = unstack(x, d)", (*X, kinds.dim), equations.unstack),
+    _of_op("shift(x, length, by = 1, wrap = false)", "dim", by=1, wrap=False),
+    _of_op(
         "window(x, length -> [windows, kernel], stride = 1, padding = (0, 0), value = 0.0, dilation = 1)",
         "source out kernel",
         stride=1,
@@ -293,44 +260,25 @@ BUILTINS: dict[str, Builtin] = {
         value=None,
         dilation=1,
     ),
-    "gather": _of_op("gather(table, ids, d)", "dim", operands=2, indices=1),
-    "scatter_add": Builtin(
-        usage="scatter_add(updates, ids, d, [dims])",
-        arguments=(kinds.tensor, kinds.tensor, kinds.dim, kinds.dims),
-        build=builtin_equations.scatter_add,
+    _of_op("gather(table, ids, d)", "dim", operands=2, indices=1),
+    Builtin("scatter_add(updates, ids, d, [dims])", (*X * 2, kinds.dim, kinds.dims), equations.scatter_add),
+    Builtin("cumsum(x, over = d, exclusive = false, reverse = false)", X, equations.cumsum, SUMMED),
+    Builtin("values, indices = top_k(x, d -> k)", (*X, kinds.mapping), equations.top_k),
+    Builtin("gradients(loss, [w, x])", (*X, kinds.variables), gradients),
+    Builtin("random.uniform([dims])", (kinds.dims,), partial(equations.random, "uniform"), DRAWN),
+    Builtin("random.normal([dims])", (kinds.dims,), partial(equations.random, "normal"), DRAWN),
+    Builtin(
+        "random.bernoulli([dims], p)",
+        (kinds.dims, kinds.number),
+        equations.bernoulli,
+        {"seed": kinds.tensor},
     ),
-    "cumsum": Builtin(
-        usage="cumsum(x, over = d, exclusive = false, reverse = false)",
-        arguments=(kinds.tensor,),
-        keywords={"over": kinds.dim, "exclusive": kinds.boolean, "reverse": kinds.boolean},
-        build=builtin_equations.cumsum,
-    ),
-    "top_k": Builtin(
-        usage="values, indices = top_k(x, d -> k)",
-        arguments=(kinds.tensor, kinds.mapping),
-        build=builtin_equations.top_k,
-    ),
-    "gradients": Builtin(
-        usage="gradients(loss, [w, x])", arguments=(kinds.tensor, kinds.variables), build=gradients
-    ),
-    **{
-        f"random.{op}": Builtin(
-            usage=f"random.{op}([dims])",
-            arguments=(kinds.dims,),
-            keywords={"dtype": kinds.dtype, "seed": kinds.tensor},
-            build=builtin_equations.random(op),
-        )
-        for op in ("uniform", "normal")
-    },
-    "random.bernoulli": Builtin(
-        usage="random.bernoulli([dims], p)",
-        arguments=(kinds.dims, kinds.number),
-        keywords={"seed": kinds.tensor},
-        build=builtin_equations.bernoulli,
-    ),
-    "range": _of_op("range(d)", "dim", operands=0),
-    "one_hot": _of_op("one_hot(ids, d)", "dim", dtype="f32"),
-}
+    _of_op("range(d)", "dim", operands=0),
+    _of_op("one_hot(ids, d)", "dim", dtype="f32"),
+)
+
+BUILTINS: dict[str, Builtin] = {each.name: each for each in TABLE}
+USAGES = {name: each.usage for name, each in BUILTINS.items()}
 
 ELEMENTWISE_TWINS = {
     "max": "`maximum(x, y)`, which is elementwise",

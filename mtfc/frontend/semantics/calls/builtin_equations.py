@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from math import prod
 from typing import Any
 
+import attrs
+
 from mtfc.compiler.diagnostics import Label
-from mtfc.compiler.ir.core import Attr, Value
+from mtfc.compiler.ir.core import Attr, Equation, Stage, Value, walk
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.creation import VALUE
 from mtfc.compiler.ir.types import FLOATS, Dim
@@ -20,7 +22,8 @@ from mtfc.frontend.semantics.bodies.expressions import (
     Site,
     common_dtype,
 )
-from mtfc.frontend.semantics.calls.kept_dimensions import warn_of_kept_dimension
+from mtfc.frontend.semantics.bodies.function_builder import LARGEST, BlockBuilder
+from mtfc.frontend.semantics.calls.function_calls import NODES
 from mtfc.frontend.semantics.names.constants import fold_call, truth
 from mtfc.frontend.semantics.names.scope import count
 
@@ -28,16 +31,12 @@ Dims = tuple[Dim, ...]
 Mapped = tuple[Dim, Dim]
 
 
-def without_attributes(op: str) -> Callable[..., Result]:
-    """Return a rule for an op without attributes; a call with numbers alone gives a number."""
-
-    def build(expressions: Expressions, site: Site, *operands: Operand) -> Result:
-        numbers = [operand.result for operand in operands if not isinstance(operand.result, Value)]
-        if len(numbers) < len(operands):
-            return expressions.emit(site, op, *operands)
-        return expressions.folded(site.span, partial(fold_call, op), *numbers)
-
-    return build
+def without_attributes(op: str, expressions: Expressions, site: Site, *operands: Operand) -> Result:
+    """Apply an op without attributes; numbers alone give a number."""
+    numbers = [operand.result for operand in operands if not isinstance(operand.result, Value)]
+    if len(numbers) < len(operands):
+        return expressions.emit(site, op, *operands)
+    return expressions.folded(site.span, partial(fold_call, op), *numbers)
 
 
 def applied(
@@ -91,31 +90,31 @@ def full(
     return None if value is None else expressions.emit(site, "full", dims=dims, value=value, dtype=dtype)
 
 
-def constant_filled(number: int) -> Callable[..., Result]:
-    def build(expressions: Expressions, site: Site, dims: Dims, dtype: str = "f32") -> Result:
-        value = bool(number) if dtype == "bool" else number
-        return full(expressions, site, dims, Operand(value, site.span), dtype)
-
-    return build
+def filled(number: int, expressions: Expressions, site: Site, dims: Dims, dtype: str = "f32") -> Result:
+    """Make a tensor whose elements are all 0, or all 1."""
+    value = bool(number) if dtype == "bool" else number
+    return full(expressions, site, dims, Operand(value, site.span), dtype)
 
 
 def zeros_like(expressions: Expressions, site: Site, x: Operand) -> Result:
     """Make zeros with the dtype and the dimensions of x."""
-    return constant_filled(0)(expressions, site, x.dims, common_dtype((x,)) or "f32")
+    return filled(0, expressions, site, x.dims, common_dtype((x,)) or "f32")
 
 
-def reduction(op: str) -> Callable[..., Result]:
-    def build(
-        expressions: Expressions, site: Site, x: Operand, over: Dims | None = None, dims: Dims | None = None
-    ) -> Result:
-        value = expressions.tensor(x)
-        if value is None:
-            return None
-        operand = Operand(value, x.span, x.shown)
-        gone = _reduced(expressions, site, operand, over, dims)
-        return None if gone is None else REDUCE.get(op, _reduce)(expressions, site, op, operand, gone, dims)
-
-    return build
+def reduction(
+    op: str,
+    expressions: Expressions,
+    site: Site,
+    x: Operand,
+    over: Dims | None = None,
+    dims: Dims | None = None,
+) -> Result:
+    value = expressions.tensor(x)
+    if value is None:
+        return None
+    operand = Operand(value, x.span, x.shown)
+    gone = _reduced(expressions, site, operand, over, dims)
+    return None if gone is None else REDUCE.get(op, _reduce)(expressions, site, op, operand, gone, dims)
 
 
 def _reduced(
@@ -322,15 +321,11 @@ def top_k(expressions: Expressions, site: Site, x: Operand, dims: Mapped) -> Res
     )
 
 
-def random(op: str) -> Callable[..., Result]:
-    """Return a rule for random numbers, which depend on the call, the step, the iterations of loops around, and a seed."""
-
-    def build(
-        expressions: Expressions, site: Site, dims: Dims, dtype: str = "f32", seed: Operand | None = None
-    ) -> Result:
-        return _drawn(expressions, site, op, seed, dims=dims, dtype=dtype)
-
-    return build
+def random(
+    op: str, expressions: Expressions, site: Site, dims: Dims, dtype: str = "f32", seed: Operand | None = None
+) -> Result:
+    """Draw random numbers, which depend on the call, the step, the iterations of loops around, and a seed."""
+    return _drawn(expressions, site, op, seed, dims=dims, dtype=dtype)
 
 
 def bernoulli(
@@ -355,3 +350,212 @@ def _drawn(expressions: Expressions, site: Site, op: str, seed: Operand | None, 
             return None
         numbers.append(given)
     return expressions.equation(site, op, [], numbers, {**attributes, "stream": stream})
+
+
+# W608: dimensions that an einsum probably should sum over, and keeps
+#
+# A dimension that two operands share is contracted if the result lacks it. If the result has it, it is a dimension such as a
+# batch, along which operands are multiplied element by element. Two patterns show that this is hardly meant:
+#
+# - `einsum(x, w -> [batch, io])` of x[batch, io] and w[io, hidden]: nothing is summed between the two operands, and `hidden` of w
+#   is summed alone. The result of a dot would have `hidden` in the place of `io`.
+# - `einsum(x, w, w -> [batch, io])` of the same: x is multiplied element by element with the sum of squares of w, because a
+#   dimension has one meaning in an einsum. A dot with w, and one with w turned, needs a second name for `io`.
+#
+# An operand whose dimensions another operand has too is a scale or a mask, and gives no warning.
+
+
+KEPT = "W608"
+
+MOST_OPERANDS = 32
+"""Operands of an einsum that is searched: the patterns compare each operand with each other one."""
+
+
+def warn_of_kept_dimension(
+    expressions: Expressions, site: Site, operands: Sequence[Operand], result: Sequence[Dim]
+) -> None:
+    """Warn about the first dimension that looks contracted and stays, in a file of the user's own."""
+    if expressions.scope.module or not 2 <= len(operands) <= MOST_OPERANDS:
+        return
+    dims = [operand.dims for operand in operands]
+    found = _summed_alone(dims, result) or _scaled_by_sums(dims, result)
+    if found is None:
+        return
+    kept, message, help = found
+    labels = [Label(x.span, f"{x.shown} is {x.type}") for x in operands if kept in x.dims]
+    expressions.scope.error(KEPT, message, site.span, labels, help)
+
+
+def _summed_alone(dims: Sequence[Sequence[Dim]], result: Sequence[Dim]) -> tuple[Dim, str, str] | None:
+    """Find an operand that shares a kept dimension with another one, and whose own dimension is summed without the other."""
+    for i, own in enumerate(dims):
+        others = [each for j, each in enumerate(dims) if j != i]
+        summed = [dim for dim in own if dim not in result]
+        if not summed or any(dim in each for dim in summed for each in others):
+            continue
+        for other in others:
+            shared = [dim for dim in own if dim in other and dim in result]
+            if shared and not set(own) <= set(other) and not set(other) <= set(own):
+                kept, alone = shared[0], summed[0]
+                message = (
+                    f"`{kept.name}` stays in the result, and `{alone.name}` is summed before the product"
+                )
+                help = f"a dot sums over `{kept.name}` and keeps `{alone.name}`; to sum first, write `sum(x, over = d)`"
+                return kept, message, help
+    return None
+
+
+def _scaled_by_sums(dims: Sequence[Sequence[Dim]], result: Sequence[Dim]) -> tuple[Dim, str, str] | None:
+    """Find an operand without summed dimensions that shares a kept dimension with two operands that are summed together."""
+    for i, own in enumerate(dims):
+        others = [each for j, each in enumerate(dims) if j != i]
+        if not set(own) <= set(result) or any(set(own) <= set(other) for other in others):
+            continue
+        for kept in own:
+            rest = [set(each) - set(result) for each in others if kept in each]
+            if any(a & b for j, a in enumerate(rest) for b in rest[:j]):
+                message = f"`{kept.name}` stays in the result, so nothing is summed over it"
+                help = f"two dots need two names: `rename(w, {kept.name} -> other)`; if a product is meant, write it with `*`"
+                return kept, message, help
+    return None
+
+
+# `gradients(loss, [w, x])`: the equations of reverse-mode differentiation follow those of the loss
+#
+# The equations are those that `differentiate` makes, as ordinary equations of the model: a layout splits them, reports price
+# them, and `differentiate` or another `gradients` differentiates them again. In a loop, the gradients are those of one
+# iteration: values of other iterations, and from outside of the loop, are arguments of its body.
+#
+# This is the only module of the front end that uses a pass, because types of values and errors depend on the equations. The pass
+# is imported at the first call, so that `check` of other files does not wait for it.
+
+
+INDEPENDENT = "E425"
+
+
+def gradients(expressions: Expressions, site: Site, loss: Operand, values: Sequence[Operand]) -> Results:
+    """Return the gradient of the loss for each value, which has the value's type: zeros where none reaches the value."""
+    nothing: Results = (None,) * len(values)
+    wrong = [each for each in values if not _is_variable(expressions, each)]
+    if not _is_loss(expressions, loss) or wrong:
+        return nothing
+    block, builder = expressions.block, expressions.builder
+    start, wanted, before = _here(block, loss), [_here(block, each) for each in values], tuple(block.body)
+    causes = _causes(before, start)
+    if not _all_cause(expressions, loss, values, {start, *(v for eqn in causes for v in eqn.operands)}):
+        return nothing
+    builder.grown.size += len(before) // NODES
+    is_small = builder.grown.size + len(causes) <= LARGEST  # a gradient has more equations than its value
+    found = _differentiated(expressions, site, causes, start, wanted) if is_small else ()
+    builder.grown.size += sum(1 for _ in walk(tuple(block.body[len(before) :])))
+    if not is_small or builder.grown.size > LARGEST:
+        message = f"with these gradients, the program has more than {LARGEST:,} equations and calls"
+        help = "each `gradients` of gradients makes several times as many equations"
+        expressions.scope.error("E122", message, site.span, help=help)
+        block.body = list(before)
+        return nothing
+    return tuple(
+        expressions.named(gradient, site.span, variable)
+        for gradient, variable in zip(found, site.variables, strict=False)
+    )
+
+
+def _here(block: BlockBuilder, operand: Operand) -> Value:
+    assert isinstance(operand.result, Value), "numbers are refused"
+    return block.here(operand.result)
+
+
+def _is_loss(expressions: Expressions, loss: Operand) -> bool:
+    """Return True for a floating-point scalar; report an error otherwise."""
+    scope = expressions.scope
+    if loss.type is None:
+        return scope.error("E403", "a number has no gradients", loss.span)
+    if loss.type.dims:
+        help = "sum it first: `gradients(sum(x), [w])` adds the gradients of all elements"
+        return scope.error("E402", f"`gradients` takes a scalar, found {loss.type}", loss.span, help=help)
+    message = f"`gradients` takes a floating-point scalar, found {loss.type}"
+    return loss.type.dtype in FLOATS or scope.error("E403", message, loss.span)
+
+
+def _is_variable(expressions: Expressions, value: Operand) -> bool:
+    """Return True for a floating-point tensor; report an error otherwise."""
+    if value.type is not None and value.type.dtype in FLOATS:
+        return True
+    return expressions.scope.error(
+        "E202", f"only floating-point tensors have gradients, found {value.found}", value.span
+    )
+
+
+def _causes(body: Sequence[Equation], value: Value) -> list[Equation]:
+    """Return the equations that compute a value, in order."""
+    needed, found = {value}, list[Equation]()
+    for eqn in reversed(body):
+        if not needed.isdisjoint(eqn.results):
+            needed.update(eqn.operands)
+            found.append(eqn)
+    return found[::-1]
+
+
+def _all_cause(
+    expressions: Expressions, loss: Operand, values: Sequence[Operand], causes: Set[Value]
+) -> bool:
+    """Return True if all values are among the causes of the loss; report errors otherwise.
+
+    A dead statement does not see the equations before it, so it is not checked.
+    """
+    block = expressions.block
+    if expressions.builder.around is not None:
+        return True
+    missing = [each for each in values if _here(block, each) not in causes]
+    for each in missing:
+        help = f"its gradient would be 0: write `zeros_like({each.shown.strip('`')})` if that is meant"
+        if any(block.loops()):
+            help = (
+                "in a loop, `gradients` sees one iteration: compute the loss from the value in the same loop"
+            )
+        labels = [Label(loss.span, f"{loss.shown} is computed without it")]
+        message = f"the loss does not depend on {each.shown}"
+        expressions.scope.error(INDEPENDENT, message, each.span, labels, help)
+    return not missing
+
+
+def _differentiated(
+    expressions: Expressions, site: Site, causes: Sequence[Equation], loss: Value, wanted: Sequence[Value]
+) -> tuple[Value, ...]:
+    """Append the equations of the gradients of a loss, in the block's stage, and return the gradients.
+
+    The equations belong to the places that they differentiate. Loops among the causes also yield what the gradients need.
+    """
+    from mtfc.compiler.passes.autodiff.backward import backward
+
+    block = expressions.block
+    known, place = len(block.body), block.located(site.span)
+    call, block.call, block.span = block.call, None, place
+    seed = block("full", dims=(), value=1.0, dtype=loss.type.dtype)
+    found = backward(block, causes, {loss: seed}, wanted)
+    block.span = place
+    gradients = tuple(
+        found.get(each) or block("full", dims=each.type.dims, value=0.0, dtype=each.type.dtype)
+        for each in wanted
+    )
+    block.call = call
+    block.body[known:] = _needed(block.body[known:], {*gradients}, block.stage)
+    return gradients
+
+
+def _needed(body: Sequence[Equation], results: set[Value], stage: Stage) -> list[Equation]:
+    """Return the equations that results need, in a stage. Constants stay: the builder shares them."""
+    kept = list[Equation]()
+    for eqn in reversed(body):
+        if not eqn.operands or not results.isdisjoint(eqn.results):
+            results.update(eqn.operands)
+            kept.append(_in_stage(eqn, stage))
+    return kept[::-1]
+
+
+def _in_stage(eqn: Equation, stage: Stage) -> Equation:
+    regions = tuple(
+        attrs.evolve(region, body=tuple(_in_stage(each, stage) for each in region.body))
+        for region in eqn.regions
+    )
+    return attrs.evolve(eqn, stage=stage, regions=regions)

@@ -6,30 +6,22 @@ the declaration. Errors in a body are reported in the body, with labels at the c
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
+from typing import Literal
 
 import attrs
 
 from mtfc.compiler.diagnostics import Label, Span
-from mtfc.compiler.ir.types import TensorType
-from mtfc.compiler.records import frozen
+from mtfc.compiler.ir.types import Dim, TensorType
+from mtfc.compiler.records import define, frozen
 from mtfc.frontend.semantics.bodies.expressions import Expressions, Operand, Result, Results, Variables
 from mtfc.frontend.semantics.bodies.function_builder import LARGEST
-from mtfc.frontend.semantics.bodies.shared_parameters import may_share
+from mtfc.frontend.semantics.bodies.parameters_and_states import may_share
 from mtfc.frontend.semantics.bodies.statements import BodyKind, ElaboratedBody
 from mtfc.frontend.semantics.calls import argument_kinds as kinds
-from mtfc.frontend.semantics.calls.signatures import (
-    Bindings,
-    GivenArgument,
-    binding_help,
-    bound_labels,
-    keyword_help,
-    names,
-    shown,
-    type_of,
-)
 from mtfc.frontend.semantics.names.scope import ANY, InlinedSize, Scope, count
-from mtfc.frontend.syntax import ast
+from mtfc.frontend.syntax import ast, other_libraries
 from mtfc.frontend.syntax.ast import walk
 
 DEEPEST = 40
@@ -92,12 +84,15 @@ class _Call:
         self.scope = function.scope.inside((label, *caller.scope.calls))
         self.bindings = Bindings(frozenset(name.text for name in self.decl.generics), self.scope)
 
+    @cached_property
+    def size(self) -> InlinedSize:
+        return inlined_size(self.function, self.scope.reports.sizes)
+
     def run(self, variables: Variables) -> Results | None:
         given = self._arguments()
         if given is None or not self._bind_generics() or not check_signature(self.decl, self.scope):
             return None
-        owner = owns_parameters(self.function, self.scope.reports.owners)
-        if not may_share(self.node, self.caller, owner):
+        if not may_share(self.node, self.caller, self.size.owns):
             return None
         if not self._may_be_inlined() or not self._match(given) or not self._all_bound():
             return None
@@ -112,9 +107,9 @@ class _Call:
         block.call = outer
         return tuple(body.results)
 
-    def _error(self, code: str, message: str, span: Span, help: str | None = None) -> None:
+    def _error(self, code: str, message: str, span: Span, help: str | None = None) -> Literal[False]:
         label = Label(self.decl.name.span, f"`{self.decl.name.text}` is declared here")
-        self.caller.scope.error(code, message, span, [label], help)
+        return self.caller.scope.error(code, message, span, [label], help)
 
     # Arguments
 
@@ -151,19 +146,17 @@ class _Call:
 
     def _few_enough(self, most: int) -> bool:
         number = len(self.node.arguments)
-        if number > most:
-            message = f"`{self.name}` takes {count(most, 'argument')}, found {number}"
-            self._error(
-                "E203", message, self.node.span, binding_help(self.decl, self.node, self.caller.scope)
-            )
-        return number <= most
+        if number <= most:
+            return True
+        message = f"`{self.name}` takes {count(most, 'argument')}, found {number}"
+        help = binding_help(self.decl, self.node, self.caller.scope)
+        return self._error("E203", message, self.node.span, help)
 
     def _give(self, argument: ast.FnArg, node: ast.Node, found: dict[str, Operand]) -> bool:
         """Elaborate one argument in the caller, and add it to `found`; return False if it has an error."""
         name = argument.name.text
         if name in found or (self._is_dim(argument) and name in self.bindings.dims):
-            self._error("E203", f"`{name}` is given twice", node.span)
-            return False
+            return self._error("E203", f"`{name}` is given twice", node.span)
         if self._is_dim(argument):
             dim = kinds.dim(self.caller, node)
             if dim is not None:
@@ -180,10 +173,8 @@ class _Call:
             for each in self.decl.args
             if each.name.text not in given and each.default is None and not self._is_dim(each)
         ]
-        if missing:
-            names = " and ".join(f"`{name}`" for name in missing)
-            self._error("E203", f"`{self.name}` needs {names}", self.node.span)
-        return not missing
+        names = " and ".join(f"`{name}`" for name in missing)
+        return not missing or self._error("E203", f"`{self.name}` needs {names}", self.node.span)
 
     def _bind_generics(self) -> bool:
         """Bind `[d_out = d_ff]`: names of the function are on the left, names of the caller on the right."""
@@ -205,22 +196,21 @@ class _Call:
     # The signature
 
     def _may_be_inlined(self) -> bool:
-        stack, builder = self.caller.stack, self.caller.builder
-        size = inlined_size(self.function, self.scope.reports.sizes)
+        stack, builder, size = self.caller.stack, self.caller.builder, self.size
         if self.key in stack:
             names = [name for _, name in (*stack[stack.index(self.key) :], self.key)]
             message = f"`{self.name}` calls itself: {' -> '.join(names)}"
             help = "calls are inlined: write repeated work with `repeat` or `scan`"
-            self._error("E118", message, self.node.function.span, help)
-        elif len(stack) >= DEEPEST:
-            self._error("E122", f"more than {DEEPEST} functions are inlined in each other", self.node.span)
-        elif builder.grown.size + size.total > LARGEST:
+            return self._error("E118", message, self.node.function.span, help)
+        if len(stack) >= DEEPEST:
+            message = f"more than {DEEPEST} functions are inlined in each other"
+            return self._error("E122", message, self.node.span)
+        if builder.grown.size + size.total > LARGEST:
             message = f"the program has more than {LARGEST:,} equations and calls"
-            self._error("E122", message, self.node.span, "write repeated parts once, with `repeat` or `scan`")
-        else:
-            builder.grown.size += size.own
-            return True
-        return False
+            help = "write repeated parts once, with `repeat` or `scan`"
+            return self._error("E122", message, self.node.span, help)
+        builder.grown.size += size.own
+        return True
 
     def _match(self, given: Mapping[str, Operand]) -> bool:
         """Bind dimensions by the types of the arguments; return False, and report an error, if a type does not match."""
@@ -230,12 +220,9 @@ class _Call:
             if each.type and each.name.text in given
         ]
         mismatch = self.bindings.match(pairs)
-        if mismatch is None:
-            return True
-        self._refuse(mismatch[0], mismatch[1])
-        return False
+        return mismatch is None or self._refuse(*mismatch)
 
-    def _refuse(self, given: GivenArgument, reason: str) -> None:
+    def _refuse(self, given: GivenArgument, reason: str) -> Literal[False]:
         """Report an argument that does not match its declared type."""
         argument, operand = given.argument, given.operand
         type = type_of(given)
@@ -244,7 +231,7 @@ class _Call:
             *bound_labels(self.bindings, type, operand.span),
             Label(argument.name.span, f"`{argument.name.text}` is declared here"),
         ]
-        self.caller.scope.error("E219", message, operand.span, labels)
+        return self.caller.scope.error("E219", message, operand.span, labels)
 
     def _all_bound(self) -> bool:
         """Put the bound dimensions into the scope; return False, and report an error, if one is undetermined."""
@@ -254,8 +241,7 @@ class _Call:
             names = " and ".join(f"`{name}`" for name in missing)
             example = ", ".join(f"{name} = ..." for name in missing)
             message = f"no argument determines dimension {names} of `{self.name}`"
-            self._error("E220", message, self.node.span, f"give it: `{self.name}[{example}](...)`")
-            return False
+            return self._error("E220", message, self.node.span, f"give it: `{self.name}[{example}](...)`")
         for name in self.decl.generics:
             scope.dims[name.text], scope.places[name.text] = bindings.dims[name.text][0], name.span
         scope.rest = bindings.rest[0] if bindings.rest else ()
@@ -267,7 +253,7 @@ class _Call:
     def _body(self, variables: Variables) -> FunctionBody:
         """Return the body, with names in a scope of its own under the scope of the caller."""
         caller, builder = self.caller, self.caller.builder
-        owner = owns_parameters(self.function, self.scope.reports.owners)
+        owner = self.size.owns
         wanted = self.node.scope or self.decl.name
         own = builder.scope(caller.prefix, wanted.text, owner)
         if self.node.scope and own != wanted.text:
@@ -275,10 +261,9 @@ class _Call:
             message = f"scope `{wanted.text}` has another call in it"
             self._error("E102", message, wanted.span, help if owner else None)
         caller.note_section(caller.prefix + own, self.node.span)
-        prefix, stack = f"{caller.prefix}{own}.", (*caller.stack, self.key)
+        prefix = f"{caller.prefix}{own}."
         pair = ((prefix, f"{caller.prefix}{self.node.shared.text}."),) if self.node.shared else ()
-        shared = (*pair, *caller.shared)
-        return FunctionBody(self.decl, self.scope, caller, variables, prefix, stack, shared)
+        return FunctionBody(self, variables, prefix, (*pair, *caller.shared))
 
     def _value(self, argument: ast.FnArg, operand: Operand | None, inside: Expressions) -> Result:
         """Return the value of an argument, given or default, with its dimensions in the declared order."""
@@ -298,22 +283,14 @@ class FunctionBody(ElaboratedBody):
     """The body of a function at one call. `results` are its results, None for a result with an error."""
 
     def __init__(
-        self,
-        decl: ast.FnDecl,
-        scope: Scope,
-        caller: Expressions,
-        variables: Variables,
-        prefix: str,
-        stack: tuple[tuple[str, str], ...],
-        shared: tuple[tuple[str, str], ...],
+        self, call: _Call, variables: Variables, prefix: str, shared: tuple[tuple[str, str], ...]
     ) -> None:
+        decl, scope, caller = call.decl, call.scope, call.caller
         generics = {name.text for name in decl.generics}
         given = [each.name for each in decl.args if each.type or each.name.text not in generics]
-        unused = scope.reports.unused(decl)
-        kind = BodyKind("function", decl.name, local_dims=True, unused=unused)
-        super().__init__(
-            kind, decl.body, scope, caller.builder, caller.call_rule, given, prefix, stack, shared
-        )
+        kind = BodyKind("function", decl.name, local_dims=True, unused=scope.reports.unused(decl))
+        rule, stack = caller.call_rule, (*caller.stack, call.key)
+        super().__init__(kind, decl.body, scope, caller.builder, rule, given, prefix, stack, shared)
         self.decl, self.variables = decl, variables
         self.dim_places = {name.text: name.span for name in decl.generics}
         self.types = [scope.type(type) for type in decl.results]
@@ -372,30 +349,6 @@ def _known(type: ast.Type, decl: ast.FnDecl, scope: Scope) -> bool:
     return right
 
 
-def owns_parameters(function: DeclaredFunction, known: dict[tuple[str, str], bool]) -> bool:
-    """True if the function, or a function that it calls, declares parameters. `known` has the answers found before."""
-    if function.key not in known:
-        known[function.key] = _finds_parameter(function, known)
-    return known[function.key]
-
-
-def _finds_parameter(function: DeclaredFunction, known: dict[tuple[str, str], bool]) -> bool:
-    """Search the function and the functions that it calls, directly or not; note those that declare nothing."""
-    waiting, seen = [function], {function.key}
-    while waiting:
-        caller = waiting.pop()
-        nodes = () if caller.key in known else tuple(walk(caller.decl))
-        if known.get(caller.key) or any(isinstance(node, ast.Param | ast.State) for node in nodes):
-            return True
-        for node in nodes:
-            callee = find_function(caller.scope, node.function) if isinstance(node, ast.Call) else None
-            if callee and callee.key not in seen:
-                seen.add(callee.key)
-                waiting.append(callee)
-    known.update(dict.fromkeys(seen, False))
-    return False
-
-
 NODES = 8
 """The nodes of a function's syntax that take at most the time of an equation."""
 
@@ -411,8 +364,207 @@ def inlined_size(
         known[function.key] = InlinedSize()
         nodes = tuple(walk(function.decl))
         own = total = 1 + len(nodes) // NODES
+        owns = any(isinstance(node, ast.Param | ast.State) for node in nodes)
         for node in nodes if depth < DEEPEST else ():
             callee = find_function(function.scope, node.function) if isinstance(node, ast.Call) else None
-            total += inlined_size(callee, known, depth + 1).total if callee else 0
-        known[function.key] = InlinedSize(own, min(total, LARGEST + 1))
+            inner = inlined_size(callee, known, depth + 1) if callee else InlinedSize()
+            total, owns = total + inner.total, owns or inner.owns
+        known[function.key] = InlinedSize(own, min(total, LARGEST + 1), owns)
     return known[function.key]
+
+
+# The names in a function's signature at a call: generic dimensions, `...` and `any`
+#
+# Known dimensions of an argument are found by name, in any order: dimensions of the file, and generic dimensions that are bound
+# already. Of the other dimensions of the argument, the first ones bind the generic dimensions before `...`, the last ones those
+# after `...`, and `...` takes the rest. Arguments whose types have no `...` are matched first, because they leave no choice.
+
+
+Dims = tuple[Dim, ...]
+
+
+class Mismatch(Exception):
+    """An argument does not match its declared type; the message says why."""
+
+
+@frozen
+class GivenArgument:
+    """An argument of a call, and the declared argument that it is for."""
+
+    argument: ast.FnArg
+    operand: Operand
+
+
+@define
+class Bindings:
+    """The bindings of the names in one signature.
+
+    dims: the generic dimensions that are bound. rest: the dimensions of `...`. any: the dtype of `any`. Each is with the place
+    that determines it.
+    """
+
+    generics: Collection[str]
+    scope: Scope
+    dims: dict[str, tuple[Dim, Span]] = attrs.field(factory=dict)
+    rest: tuple[Dims, Span] | None = None
+    any: tuple[str, Span] | None = None
+
+    def match(self, given: Sequence[GivenArgument]) -> tuple[GivenArgument, str] | None:
+        """Bind names by the types of arguments; return the first argument that does not match, and the reason."""
+        for each in sorted(given, key=lambda each: has_rest(type_of(each))):
+            try:
+                self._match(type_of(each), each.operand)
+            except Mismatch as error:
+                return each, str(error)
+        return None
+
+    def dim(self, name: ast.DimName) -> Dim | None:
+        """Return the dimension that a name in the signature stands for; None if it is not bound yet."""
+        if name.text not in self.generics:
+            return self.scope.dim(name)
+        found = self.dims.get(name.text)
+        return found[0] if found else None
+
+    def _match(self, type: ast.Type, operand: Operand) -> None:
+        self._match_dtype(type, operand)
+        known = [dim for name in names(type) if (dim := self.dim(name)) is not None]
+        left = list(operand.dims)
+        for dim in known:
+            if dim not in left:
+                raise Mismatch(f"it has no dimension `{dim.name}`")
+            left.remove(dim)
+        if has_rest(type) and self.rest is not None:
+            left = self._without_rest(left)
+        self._bind(type, tuple(left), operand.span)
+
+    def _match_dtype(self, type: ast.Type, operand: Operand) -> None:
+        """Check the dtype of an operand, and bind `any`; a number takes any dtype."""
+        wanted = type.dtype.text if type.dtype else "f32"
+        if operand.dtype is None:
+            return
+        if wanted == ANY:
+            self.any = self.any or (operand.dtype, operand.span)
+            wanted = self.any[0]
+        if operand.dtype != wanted:
+            raise Mismatch(f"its dtype is {operand.dtype}")
+
+    def _without_rest(self, left: list[Dim]) -> list[Dim]:
+        assert self.rest is not None
+        missing = [dim for dim in self.rest[0] if dim not in left]
+        if missing:
+            raise Mismatch(f"it has no dimension `{missing[0].name}`, which `...` has")
+        return [dim for dim in left if dim not in self.rest[0]]
+
+    def _bind(self, type: ast.Type, left: Dims, span: Span) -> None:
+        """Bind the unbound generic dimensions of a type, and its `...`, to the remaining dimensions of the operand."""
+        ends = unbound_around_rest(type, self)
+        before, after = ends
+        wanted = len(before) + len(after)
+        takes_more = has_rest(type) and self.rest is None
+        if len(left) < wanted or (len(left) > wanted and not takes_more):
+            raise Mismatch(_surplus(left, wanted))
+        end = len(left) - len(after)
+        for name, dim in (*zip(before, left, strict=False), *zip(after, left[end:], strict=True)):
+            self.dims[name.text] = dim, span
+        if takes_more:
+            self.rest = left[len(before) : end], span
+
+
+def type_of(given: GivenArgument) -> ast.Type:
+    type = given.argument.type
+    assert type is not None, "only arguments with a type are matched"
+    return type
+
+
+def has_rest(type: ast.Type) -> bool:
+    return any(isinstance(dim, ast.Ellipsis) for dim in type.dims)
+
+
+def names(type: ast.Type) -> list[ast.DimName]:
+    return [dim for dim in type.dims if not isinstance(dim, ast.Ellipsis)]
+
+
+def unbound_around_rest(type: ast.Type, bindings: Bindings) -> tuple[list[ast.DimName], list[ast.DimName]]:
+    """Return the unbound generic dimensions of a type: those before `...`, and those after it."""
+    ends: tuple[list[ast.DimName], list[ast.DimName]] = ([], [])
+    side = 0
+    for dim in type.dims:
+        if isinstance(dim, ast.Ellipsis):
+            side = 1
+        elif dim.text in bindings.generics and dim.text not in bindings.dims:
+            ends[side].append(dim)
+    return ends
+
+
+def _surplus(left: Dims, wanted: int) -> str:
+    """Return the reason why the remaining dimensions do not fit the unbound generic ones."""
+    if len(left) < wanted:
+        return "it has too few dimensions"
+    listed = ", ".join(f"`{dim.name}`" for dim in left)
+    return f"{listed} are too many dimensions" if wanted else f"it has {listed} as well"
+
+
+def shown(type: ast.Type) -> str:
+    """Return a type as it is written in the source."""
+    dims = ", ".join("..." if isinstance(dim, ast.Ellipsis) else dim.text for dim in type.dims)
+    return f"{type.dtype.text if type.dtype else 'f32'}[{dims}]"
+
+
+def bound_labels(bindings: Bindings, type: ast.Type, apart_from: Span) -> list[Label]:
+    """Return labels for the names of a type that another argument, or the call, has bound."""
+    labels = []
+    for name in names(type):
+        if name.text in bindings.dims:
+            dim, span = bindings.dims[name.text]
+            labels += [Label(span, f"`{name.text}` is `{dim.name}` by this")] * (span != apart_from)
+    if has_rest(type) and bindings.rest is not None and bindings.rest[1] != apart_from:
+        dims = ", ".join(dim.name for dim in bindings.rest[0])
+        labels.append(Label(bindings.rest[1], f"`...` is `[{dims}]` by this"))
+    is_any = type.dtype is not None and type.dtype.text == ANY
+    if is_any and bindings.any is not None and bindings.any[1] != apart_from:
+        labels.append(Label(bindings.any[1], f"`any` is {bindings.any[0]} by this"))
+    return labels
+
+
+def binding_help(decl: ast.FnDecl, node: ast.Call, scope: Scope) -> str | None:
+    """Return help for sizes given as arguments: `nn.dense[d_out = classes](h)` for `nn.dense(h, 10)`."""
+    determined = {name.text for each in decl.args if each.type for name in names(each.type)}
+    own = {each.name.text for each in decl.args} | {each.generic.text for each in node.bindings}
+    wanted = [each.text for each in decl.generics if each.text not in determined | own]
+    given, extra = node.arguments[: len(decl.args)], node.arguments[len(decl.args) :]
+    if len(extra) > len(wanted):
+        return None
+    call, declared = _with_bindings(node, list(zip(wanted, extra, strict=False)), given, scope)
+    return f"sizes are dimensions: write {call}{', with ' + declared if declared else ''}"
+
+
+def _with_bindings(
+    node: ast.Call, pairs: Sequence[tuple[str, ast.Node]], given: Sequence[ast.Node], scope: Scope
+) -> tuple[str, str]:
+    """Return a call that binds generic dimensions, and the declarations of dimensions that the file lacks."""
+    sizes = scope.file.dims_by_size
+    bindings = ", ".join(f"{name} = {_as_dim(name, each, sizes)}" for name, each in pairs)
+    missing = [(n, each.value) for n, each in pairs if isinstance(each, ast.Int) and each.value not in sizes]
+    declared = " and ".join(f"`dim {name} = {size}`" for name, size in missing)
+    arguments = ", ".join(each.text if isinstance(each, ast.Name) else "..." for each in given)
+    return f"`{node.function.text}[{bindings}]({arguments})`", declared
+
+
+def _as_dim(name: str, node: ast.Node, sizes: Mapping[int, str]) -> str:
+    """Return the name of the intended dimension: a dimension of this size, or a new dimension called `name`."""
+    if isinstance(node, ast.DimName):
+        return node.text
+    return sizes.get(node.value, name) if isinstance(node, ast.Int) else "..."
+
+
+def keyword_help(decl: ast.FnDecl, node: ast.Call, keyword: ast.Keyword, scope: Scope) -> str | None:
+    """Return help for an unknown argument that chooses a dimension."""
+    generics = {name.text for name in decl.generics}
+    if keyword.name.text in generics:
+        pairs = [(keyword.name.text, keyword.value)]
+        call, declared = _with_bindings(node, pairs, node.arguments, scope)
+        return f"write {call}{f', with {declared} in the file' if declared else ''}"
+    dims = [each.name.text for each in decl.args if not each.type and each.name.text in generics]
+    if keyword.name.text in other_libraries.DIMENSIONS and dims:
+        return f"a dimension is given by its name: `{node.function.text}(x, {dims[0]} = io)`"
+    return None

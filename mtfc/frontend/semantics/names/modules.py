@@ -19,7 +19,7 @@ from mtfc.compiler.diagnostics import CompileError, Label, Span
 from mtfc.compiler.ir.builder import Names
 from mtfc.compiler.records import define
 from mtfc.frontend.semantics.names import standard_library
-from mtfc.frontend.semantics.names.dims_and_meshes import Sizes, declare_dims
+from mtfc.frontend.semantics.names.constants import Sizes, declare_dims
 from mtfc.frontend.semantics.names.scope import Reports, Scope
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.ast import walk
@@ -57,14 +57,13 @@ class Loader:
 
     def main(self, file: ast.File, sizes: Sizes) -> Scope:
         """Return the scope of the main file, with the sizes of some dimensions overridden."""
-        path = str(PurePath(file.span.file))
-        self.loading[path] = file.span
-        scope = self._declared(file, Scope(self.reports, frozenset(_doubtful(file))), sizes)
-        del self.loading[path]
-        return scope
+        return self._of_file(file, file.span, "", sizes)
 
-    def _declared(self, file: ast.File, scope: Scope, sizes: Sizes) -> Scope:
-        """Fill a scope with the declarations of a file, and return it."""
+    def _of_file(self, file: ast.File, place: Span, module: str, sizes: Sizes) -> Scope:
+        """Return a scope with the declarations of a file. place: that of its import."""
+        path = str(PurePath(file.span.file))
+        self.loading[path] = place
+        scope = Scope(self.reports, frozenset(_doubtful(file)), module)
         self._import_all(declarations_of(file, ast.ImportDecl), file.span.file, scope)
         declare_dims(declarations_of(file, ast.DimDecl), sizes, scope)
         places: dict[str, Span] = {}
@@ -76,6 +75,7 @@ class Loader:
         for decl in declarations_of(file, ast.OptimizerDecl):
             optimizers[decl.name.text] = (*optimizers.get(decl.name.text, ()), decl)
         scope.optimizers = optimizers
+        del self.loading[path]
         return scope
 
     def _import_all(self, decls: Iterable[ast.ImportDecl], file: str, scope: Scope) -> None:
@@ -116,12 +116,8 @@ class Loader:
 
     def _load(self, path: str, name: ast.Name) -> Scope:
         """Return the scope of a neighbouring file."""
-        self.loading[path] = name.span
         file = parse(self.texts[path] or "", path, self.reports.diagnostics)
-        scope = Scope(self.reports, frozenset(_doubtful(file)), self.names.fresh(name.text))
-        scope = self._declared(file, scope, {})
-        del self.loading[path]
-        return scope
+        return self._of_file(file, name.span, self.names.fresh(name.text), {})
 
     def _of_library(self, name: ast.Name, scope: Scope) -> Scope | None:
         if standard_library.text(name.text) is not None:

@@ -10,11 +10,14 @@ from collections import ChainMap, Counter
 from collections.abc import Collection, Iterable, Mapping, MutableMapping
 from copy import copy
 from functools import cached_property
+from typing import Literal
 
 from mtfc.compiler.diagnostics import Diagnostics, Label, Span, nearest
+from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.training_flag import TRAINING
 from mtfc.compiler.ir.types import WRITTEN_BYTES, Dim, TensorType
 from mtfc.compiler.records import define, frozen
+from mtfc.frontend.semantics.names import standard_library
 from mtfc.frontend.semantics.names.unused_values import Unused, find_unused
 from mtfc.frontend.syntax import ast, other_libraries
 
@@ -38,10 +41,14 @@ STEP = "step"
 
 @frozen
 class InlinedSize:
-    """The part of a program's limit that a call takes: `own` without the calls in it, and `total` with all that it leads to."""
+    """The part of a program's limit that a call takes: `own` without the calls in it, and `total` with all that it leads to.
+
+    owns: True if the function, or a function that it calls, declares parameters.
+    """
 
     own: int = 0
     total: int = 0
+    owns: bool = False
 
 
 @define
@@ -52,7 +59,7 @@ class FileSize:
 
 
 @frozen
-class Section:
+class NamedSection:
     """A call, a variable or a loop of a model. is_looped: True inside of a loop."""
 
     place: Span
@@ -71,22 +78,20 @@ class Reports:
 
     A function is elaborated once for each call; an error in the function is reported for the first call that shows the error.
 
-    called: the functions that have been elaborated, by the place of their names. owners: True for functions that declare
-    parameters, by module and name. sizes: the sizes of calls of functions. grown: the size of the file's programs. dropped,
-    dropped_dims: the full names of unused values, and the dimensions of their functions, which no program has. sections: the
-    calls, variables and loops of models, by their full names.
+    called: the functions that have been elaborated, by the place of their names. sizes: the sizes of calls of functions. grown:
+    the size of the file's programs. dropped, dropped_dims: the full names of unused values, and the dimensions of their
+    functions, which no program has. sections: the calls, variables and loops of models, by their full names.
     """
 
     def __init__(self, diagnostics: Diagnostics) -> None:
         self.diagnostics = diagnostics
         self._seen: set[tuple[str, str, Span]] = set()
         self.called: set[Span] = set()
-        self.owners: dict[tuple[str, str], bool] = {}
         self.sizes: dict[tuple[str, str], InlinedSize] = {}
         self.grown = FileSize()
         self.dropped: set[str] = set()
         self.dropped_dims: dict[str, tuple[Dim, Span]] = {}
-        self.sections: dict[str, list[Section]] = {}
+        self.sections: dict[str, list[NamedSection]] = {}
         self._unused: dict[Span, Unused] = {}
         self._comparisons = MAX_COMPARISONS
 
@@ -174,12 +179,16 @@ class Scope:
 
     def error(
         self, code: str, message: str, span: Span, labels: Iterable[Label] = (), help: str | None = None
-    ) -> None:
-        """Report an error, in a function with labels at the calls that led there: the innermost ones, and the user's own."""
+    ) -> Literal[False]:
+        """Report an error, in a function with labels at the calls that led there: the innermost ones, and the user's own.
+
+        Return False, so that a test can end with its error.
+        """
         calls = self.calls
         if len(calls) > MOST_CALLS_SHOWN:
             calls = (*calls[: MOST_CALLS_SHOWN - 1], calls[-1])
         self.reports.add(code, message, span, (*labels, *calls), help)
+        return False
 
     def unknown(
         self,
@@ -188,15 +197,15 @@ class Scope:
         name: ast.Name | ast.Path,
         known: Collection[str],
         help: str | None = None,
-    ) -> None:
-        """Report that `name` is not among the known names, and suggest the most similar one; else give `help`."""
+    ) -> Literal[False]:
+        """Report that `name` is not among the known names, and suggest the most similar one; else give `help`. Return False."""
         if name.text in self.doubtful:
-            return
+            return False
         near = self.reports.nearest(name.text, known)
         advice = f"did you mean `{near}`?" if near else help
         if advice is None and self.reports.suggests:
             advice = listing(known)
-        self.error(code, message, name.span, help=advice)
+        return self.error(code, message, name.span, help=advice)
 
     def declare(self, what: str, name: ast.Name, places: MutableMapping[str, Span]) -> bool:
         """Note the place of a declaration; return False, and report an error, if the name is declared already."""
@@ -216,8 +225,7 @@ class Scope:
         if name.text not in places:
             places[name.text] = name.span
             return True
-        self.error(code, message, name.span, [Label(places[name.text], label)], help)
-        return False
+        return self.error(code, message, name.span, [Label(places[name.text], label)], help)
 
     def dim(self, name: ast.DimName, code: str = "E103") -> Dim | None:
         found = self.find_dim(name)
@@ -289,9 +297,8 @@ class Scope:
         return bool(twice)
 
     def few_enough(self, dims: Collection[Dim], span: Span) -> bool:
-        if len(dims) > MAX_DIMS:
-            self.error("E212", f"{len(dims)} dimensions, and at most {MAX_DIMS} are possible", span)
-        return len(dims) <= MAX_DIMS
+        message = f"{len(dims)} dimensions, and at most {MAX_DIMS} are possible"
+        return len(dims) <= MAX_DIMS or self.error("E212", message, span)
 
     def _repeats(self, names: Collection[ast.DimName | ast.Ellipsis]) -> bool:
         places: dict[str, list[Span]] = {}
@@ -330,3 +337,109 @@ def listing(names: Collection[str], most: int = 8) -> str | None:
 
 def count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+# Unknown functions and values, with help that guesses the intended one
+
+
+def unknown_function(
+    scope: Scope, function: ast.Name | ast.Path, values: Collection[str], builtins: Mapping[str, str]
+) -> None:
+    """Report an unknown function; `values` are the variables, `builtins` examples of calls of built-in functions."""
+    if isinstance(function, ast.Path):
+        _in_module(scope, function, values, builtins)
+        return
+    name = function.text
+    help = "a model is an entry point, and cannot be called" if name in scope.models else None
+    help = "it is a value, and cannot be called" if name in values else help or _habit(scope, name, {})
+    if help and name not in scope.doubtful:
+        scope.error("E104", f"unknown function `{name}`", function.span, help=help)
+    else:
+        scope.unknown("E104", f"unknown function `{name}`", function, (*builtins, *scope.functions))
+
+
+def unknown_value(scope: Scope, node: ast.Name | ast.Path, values: Mapping[str, object]) -> None:
+    """Report an unknown value, unless the text asks for a part of a value with an error."""
+    head, _, attribute = node.text.partition(".")
+    if attribute and head in values and values[head] is None:
+        return
+    value, help = values.get(head), other_libraries.VALUES.get(node.text)
+    if attribute and isinstance(value, Value):
+        help = other_libraries.attribute(attribute, value.type.names)
+    if help and node.text not in scope.doubtful:
+        message = f"`{head}` has no `{attribute}`" if attribute else f"unknown value `{node.text}`"
+        scope.error("E101", message, node.span, help=help)
+    else:
+        scope.unknown("E101", f"unknown value `{node.text}`", node, values)
+
+
+def product_help(node: ast.Binary, left: tuple[Dim, ...], right: tuple[Dim, ...]) -> str:
+    """Return help that writes `x @ w` as an einsum: the result has the dimensions that only one operand has."""
+    dims = ", ".join(dim.name for dim in (*left, *right) if (dim in left) != (dim in right))
+    pairs = ((node.left, "a"), (node.right, "b"))
+    names = [each.text if isinstance(each, ast.Name) else new for each, new in pairs]
+    call = f"write `einsum({', '.join(names)} -> [{dims}])`, with the dimensions of the result"
+    unnamed = " and ".join(f"`{new} = ...`" for each, new in pairs if not isinstance(each, ast.Name))
+    return f"give the operand a name first, {unnamed}, and {call}" if unnamed else call
+
+
+def _habit(scope: Scope, name: str, builtins: Mapping[str, str]) -> str | None:
+    """Return help for a function of another library."""
+    if name in builtins:
+        return f"write `{builtins[name]}`"
+    if name in WRITTEN_BYTES:
+        return f"write `cast(x, {name})`"
+    return _in_library(scope, name) or other_libraries.FUNCTIONS.get(name) or other_libraries.LAYERS.get(name)
+
+
+def _in_module(
+    scope: Scope, function: ast.Path, values: Collection[str], builtins: Mapping[str, str]
+) -> None:
+    head, *rest = function.parts
+    if head == "random" and head not in scope.modules:
+        known = [name for name in builtins if name.startswith("random.")]
+        scope.unknown("E104", f"unknown function `{function.text}`", function, known)
+    elif head in scope.modules:
+        _missing(scope, function, builtins)
+    elif head in values:
+        help = _habit(scope, rest[-1], builtins) or f"functions take the value: `f({head})`"
+        message = f"`{head}` is a value, and has no function `{'.'.join(rest)}`"
+        scope.error("E104", message, function.span, help=help)
+    else:
+        message = f"no module `{head}` is imported"
+        scope.error("E113", message, function.span, help=_import(scope, function, builtins))
+
+
+def _missing(scope: Scope, function: ast.Path, builtins: Mapping[str, str]) -> None:
+    """Report a function that an imported module lacks, unless an error in the module may be the reason."""
+    head, *rest = function.parts
+    module, last = scope.modules[head], rest[-1]
+    if module is None or not module.doubtful.isdisjoint(rest):
+        return
+    message = f"module `{head}` has no function `{'.'.join(rest)}`"
+    usage = f"write `{builtins[last]}`" if last in builtins else None
+    if advice := other_libraries.LAYERS.get(last) or usage:
+        scope.error("E104", message, function.span, help=advice)
+    else:
+        scope.unknown("E104", message, function, [f"{head}.{name}" for name in module.functions])
+
+
+def _import(scope: Scope, function: ast.Path, builtins: Mapping[str, str]) -> str | None:
+    """Return help for a module that is not imported."""
+    head, *_, name = function.parts
+    if head == "self":
+        return f"there are no objects: declare `fn {name}(x: [...]) -> [...] {{ ... }}`, and call `{name}(x)`"
+    if head in other_libraries.MODULES:
+        return _habit(scope, name, builtins) or "modules of Python cannot be used here"
+    return f"add `import {head}`" if standard_library.text(head) is not None else None
+
+
+def _in_library(scope: Scope, name: str) -> str | None:
+    """Return help that names a function of the library."""
+    modules = standard_library.with_function(name)
+    if not modules:
+        return None
+    imported = [module for module in modules if module in scope.modules]
+    if imported:
+        return f"write `{imported[0]}.{name}`"
+    return f"the library has `{modules[0]}.{name}`: add `import {modules[0]}`"

@@ -13,7 +13,7 @@ import attrs
 
 from mtfc.compiler.diagnostics import Diagnostic, Diagnostics, Label, Span, nearest
 from mtfc.frontend.semantics.names.modules import declarations_of
-from mtfc.frontend.semantics.training import precision
+from mtfc.frontend.semantics.training import train_blocks
 from mtfc.frontend.semantics.training.parameter_groups import IN_THE_FILE, optimizers_of
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.ast import OPTION
@@ -23,7 +23,7 @@ from mtfc.frontend.syntax.tree_builder import SETTINGS
 SECTIONS = ("optimizer", "precision")
 """Entries with parts that can be replaced: `optimizer.learning_rate`, `precision.compute`."""
 
-KEYS = (*SETTINGS, "optimizer.learning_rate", *(f"precision.{key}" for key in precision.KEYS))
+KEYS = (*SETTINGS, "optimizer.learning_rate", *(f"precision.{key}" for key in train_blocks.PRECISION_KEYS))
 """The known keys, to suggest for a misspelt key."""
 
 LISTED = f"the keys are {', '.join((*SETTINGS, 'optimizer.HYPERPARAMETER', *KEYS[len(SETTINGS) + 1 :]))}"
@@ -90,7 +90,9 @@ class _Override:
     def applied(self, decl: ast.TrainDecl) -> ast.TrainDecl:
         """Return the `train` block with the override."""
         section, dot, part = self.key.text.partition(".")
-        fixed = next((words for words in FIXED if self._begins_with(words)), None)
+        fixed = next(
+            (words for words in FIXED if self.key.text.split()[: len(words.split())] == words.split()), None
+        )
         if fixed is not None:
             message = f"an option cannot change `{fixed}`: write that entry in the file"
             self._error("E012", message, self.key.span, LISTED)
@@ -103,9 +105,6 @@ class _Override:
         help = f"did you mean `{meant}{dot}{part}`?" if meant not in (None, section) else LISTED
         self._error("E012", f"a train block has no entry `{self.key.text}`", self.key.span, help)
         return decl
-
-    def _begins_with(self, words: str) -> bool:
-        return self.key.text.split()[: len(words.split())] == words.split()
 
     def _name_of_part(self, part: str) -> ast.Name:
         span = self.key.span

@@ -12,7 +12,7 @@ from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.training import of_role
 from mtfc.frontend.semantics.names.constants import number
 from mtfc.frontend.semantics.names.scope import Scope
-from mtfc.frontend.semantics.training.optimizers import Optimizer, declaration_of, given_hypers
+from mtfc.frontend.semantics.training.optimizers import Optimizer, given_hypers
 
 ZERO = {"f16": 2.0**-25, "bf16": 2.0**-134}
 """The largest numbers that each dtype rounds to zero."""
@@ -54,15 +54,12 @@ def warn_of_rounding(
 
 def _numbers(optimizer: Optimizer, scope: Scope) -> dict[str, float]:
     """Return the hyperparameters that are constant."""
-    decl = declaration_of(optimizer, RATE) if _has_rate(optimizer) else optimizer.decls[0]
+    with_rate = (each for each in optimizer.decls if RATE in (hyper.name.text for hyper in each.hypers))
+    decl = next(with_rate, optimizer.decls[0])
     given = given_hypers(optimizer, decl, scope.for_text()) or {}
     nodes = {hyper.name.text: given.get(hyper.name.text, hyper.default) for hyper in decl.hypers}
     found = {name: number(node, scope.for_text()) for name, node in nodes.items() if node is not None}
     return {name: float(value) for name, value in found.items() if value is not None}
-
-
-def _has_rate(optimizer: Optimizer) -> bool:
-    return any(hyper.name.text == RATE for decl in optimizer.decls for hyper in decl.hypers)
 
 
 def _lost_numbers(update: Update) -> Iterator[tuple[float, int, str]]:
