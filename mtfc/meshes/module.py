@@ -184,7 +184,7 @@ class _JaxModule(_Module):
             *initial_functions(program, "jnp", jax.dtype_text, self.initial),
             definitions(self.files)["on"],
             *self.functions(),
-            *value_and_grad(program, "jnp"),
+            *value_and_grad(program, "jnp.zeros_like"),
         ]
         public = ("bind", "shard", "unshard", "mesh_of", "settled")
         drawn = [jax.in_jax(each) for each in prelude("\n".join(sections), jax.RANDOM)]
@@ -247,7 +247,7 @@ class _NumpyModule(_Module):
             *meshes,
             f"MESHES = {dict_text(table, indent=0)}\n",
             *self.functions(),
-            *value_and_grad(self.program, "np"),
+            *value_and_grad(self.program, "np.zeros_like"),
         ]
         sections += [numpy.SIMULATION, *self.shared(sections, numpy.PUBLIC)]
         body = "\n\n".join(sections)

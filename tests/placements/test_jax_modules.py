@@ -23,7 +23,7 @@ from mtfc.placements.declarations import placement_text
 from mtfc.placements.operators.strategy import random_strategy
 from mtfc.placements.placement_search import placement_space
 from mtfc.placements.running.jax.plan import ModulePlan
-from mtfc.placements.running.jax.step import StepWriter
+from mtfc.placements.running.jax.step import FunctionWriter
 from mtfc.placements.running.placed_program import PlacedProgram
 from tests.harness import load
 from tests.placements.placement_programs import DENSE, PROGRAMS, SCALARS, prepared
@@ -210,9 +210,9 @@ def test_one_device_needs_no_transfers() -> None:
     assert not re.search(r"= send\(", case.source(program))
 
 
-def step_writer(program: Program, case: PlacementCase) -> StepWriter:
-    writer = StepWriter(ModulePlan(PlacedProgram(program, case.placement, case.declared)))
-    writer.text()
+def step_writer(program: Program, case: PlacementCase) -> FunctionWriter:
+    writer = FunctionWriter(ModulePlan(PlacedProgram(program, case.placement, case.declared)))
+    writer.with_passes("step")
     return writer
 
 
@@ -276,5 +276,5 @@ def test_a_smaller_batch_leaves_out_the_splits_that_do_not_divide_it() -> None:
         + "placement p on 4 = { h: { batch: 2, hidden: 2 } on [0, 1, 2, 3] }\n"
     )
     smaller = load("import nn\nimport losses\n" + DENSE.replace("batch = 8", "batch = 3")).programs[0]
-    pieces = ModulePlan(PlacedProgram(smaller, case.placement, program)).pieces["w"]
+    pieces = ModulePlan(PlacedProgram(smaller, case.placement, program)).parameters["w"]
     assert [(each.device, each.ends) for each in pieces] == [(0, ((0, 12), (0, 8))), (1, ((0, 12), (8, 16)))]

@@ -145,7 +145,7 @@ def generate(program: Program) -> str:
     sections += [tables(program, spec), _make_mesh(mesh), PLACING]
     sections += initial_functions(program, "jnp", dtype_text, _maker)
     sections += [_function(program, function) for function in program.functions]
-    sections += value_and_grad(program, "jnp")
+    sections += value_and_grad(program, "jnp.zeros_like")
     text = "\n".join(sections)
     shared = {*definitions(ATTENTION[:1]).values()}
     sections += [in_jax(x) if x in shared else x for x in prelude(text, (*PRELUDE, *ATTENTION))]

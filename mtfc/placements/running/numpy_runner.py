@@ -24,8 +24,8 @@ from mtfc.placements.operators.cotangent_flow import CotangentFlow
 from mtfc.placements.operators.strategy import Strategy
 from mtfc.placements.running.jax.parts import ModuleFunctions, Origin, WrittenFunction
 from mtfc.placements.running.jax.passes import PlacedGraph, PlacedRun, whole_of
-from mtfc.placements.running.jax.pieces import StoredPiece, pieces_of
-from mtfc.placements.running.jax.sums import pieces_by_value, summed_gradients
+from mtfc.placements.running.jax.pieces import StoredPiece, pieces_by_value, pieces_of
+from mtfc.placements.running.jax.sums import summed_gradients
 from mtfc.placements.running.jax.tasks import Ends, HeldPiece, TaskList
 
 Array = Any

@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from mtfc.compiler.ir.types import ITEM_BYTES
 from mtfc.placements.running.jax.passes import PlacedRun, cells, short
-from mtfc.placements.running.jax.pieces import StoredPiece
+from mtfc.placements.running.jax.pieces import PiecesByName, StoredPiece
 from mtfc.placements.running.jax.tasks import Ends, HeldPiece, TaskList, common, volume
 
 Reduced = Mapping[tuple[str, int], str]
 """Value and device -> variable with the gradient of the device's piece, summed over all devices that hold it."""
 
-PiecesByValue = Mapping[str, Sequence[StoredPiece]]
-"""Value of the unrolled program -> its pieces."""
-
-
-def pieces_by_value(pieces: Mapping[str, Iterable[StoredPiece]]) -> PiecesByValue:
-    """Return the pieces of each value; those of an array that a loop slices belong to several values."""
-    found: dict[str, list[StoredPiece]] = {}
-    for piece in (piece for each in pieces.values() for piece in each):
-        found.setdefault(piece.value.name, []).append(piece)
-    return found
-
 
 def summed_gradients(
     tasks: TaskList,
-    held: PiecesByValue,
+    held: PiecesByName,
     runs: Sequence[PlacedRun],
     weight: Callable[[PlacedRun, int], str] | None = None,
-    unit: float = 1.0,
 ) -> Reduced:
     """Add up the gradients of all passes on each device, and then those of the devices that hold the same elements.
 
-    weight: pass and device -> variable with the pass's weight, which its gradients have as a factor, times `unit`.
+    weight: pass and device -> variable with the weight of the pass: gradients of weight 0 count as zeros.
     """
     own: dict[str, dict[int, list[str]]] = {}
     for run_ in runs:
@@ -50,10 +38,6 @@ def summed_gradients(
         is_narrow = ITEM_BYTES[held[value_name][0].value.type.dtype] < ITEM_BYTES["f32"]
         totals = {device: _added(tasks, device, names, base, is_narrow) for device, names in terms.items()}
         for device, variable in _summed(tasks, held[value_name], totals, number).items():
-            if weight:
-                weights = [weight(run_, device) for run_ in runs]
-                text = f"weighed({variable}, {unit!r}, {', '.join(weights)})"
-                (variable,) = tasks.add(device, text, [variable, *weights], [base])
             found[value_name, device] = variable
     return found
 
