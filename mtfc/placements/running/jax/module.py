@@ -24,6 +24,7 @@ from mtfc.backends.common.prelude import prelude
 from mtfc.backends.jax.backend import DRAWING, JAX, PRELUDE, RANDOM, dtype_text, in_jax
 from mtfc.backends.jax.backend import IMPORTS as MESH_IMPORTS
 from mtfc.compiler.ir.types import TensorType
+from mtfc.placements.running.jax.pieces import StoredPiece
 from mtfc.placements.running.jax.plan import PLACED, ModulePlan
 from mtfc.placements.running.jax.step import FunctionWriter
 from mtfc.placements.running.placed_program import PlacedProgram
@@ -97,24 +98,30 @@ def _tables(plan: ModulePlan) -> str:
     def entry(table: str, name: str, type: TensorType) -> str:
         known = {"PARAMETERS": plan.parameters, "STATE": plan.states, "BATCHES": plan.batches}
         pieces = known.get(table, plan.inputs)[name]
-        return f"{tuple((piece.device, piece.index) for piece in pieces)},"
+        return f"{_pieces(pieces)},"
 
     head = f"DEVICES = {plan.devices}\n\n# The device and the region of each piece.\n"
     found = [head, *argument_tables(plan.lowered, entry), _outputs(plan)]
     return "".join([*found, "}\n\n", type_tables(plan.lowered)])
 
 
+def _pieces(pieces: Sequence[StoredPiece]) -> str:
+    return str(tuple((piece.device, piece.index) for piece in pieces))
+
+
 def _outputs(plan: ModulePlan) -> str:
-    """Return the table of the outputs of functions, which have no pieces."""
+    """Return the table of the outputs of functions: gradients have pieces, and others are whole."""
     functions = {"forward": plan.lowered.function("forward")}
     if plan.placed.of == "gradients":
         functions["gradients"] = functions["forward"]
     elif plan.trains and plan.placed.of in WITH_STEP:
         functions["train_step"] = plan.lowered.function("step")
-    names = {name: [output.name for output in function.handed_out] for name, function in functions.items()}
-    if "gradients" in names:
-        names["gradients"] += [f"d_{each}" for each in plan.differentiated()]
-    return outputs_table((name, [(each, "None") for each in own]) for name, own in names.items())
+    tables = {name: [(o.name, "None") for o in function.handed_out] for name, function in functions.items()}
+    if "gradients" in tables:
+        tables["gradients"] += [
+            (f"d_{each}", _pieces(plan.parameters[each])) for each in plan.differentiated()
+        ]
+    return outputs_table(tables.items())
 
 
 def _maker(signature: str, pieces: str, doc: str, entries: list[tuple[str, str]]) -> str:

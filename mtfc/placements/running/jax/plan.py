@@ -8,11 +8,8 @@ from functools import cached_property
 import attrs
 
 from mtfc.backends.common.module import arguments
-from mtfc.backends.common.prelude import definitions
-from mtfc.backends.jax.backend import RESERVED
 from mtfc.compiler.analysis.output_weights import unit_of, weights_of, with_weights
 from mtfc.compiler.diagnostics import CompileError, Diagnostic
-from mtfc.compiler.ir.builder import Names
 from mtfc.compiler.ir.core import Program, Value, source_file
 from mtfc.compiler.ir.training import updated
 from mtfc.compiler.ir.training_flag import bound
@@ -37,10 +34,6 @@ from mtfc.placements.running.placed_program import PlacedProgram, strategy_for
 PLACED = ("common/checks.py", "../placements/running/jax/prelude.py")
 """The files of functions that placed modules are made of, from the folder of the backends."""
 
-LOCALS = (
-    "params", "state", "inputs", "step", "outputs", "gradients", "new_params", "new_state", "new_gradients",
-)  # fmt: skip
-
 Seed = Callable[[int], str]
 """Device -> variable with the cotangent of the loss there."""
 
@@ -53,11 +46,11 @@ class ModulePlan:
     parameters, inputs: the pieces of each, by the user's name.
     """
 
-    def __init__(self, placed: PlacedProgram) -> None:
+    def __init__(self, placed: PlacedProgram, functions: ModuleFunctions | None = None) -> None:
         self.placed, self.program = placed, placed.program
         self.training = self.program.training
         self.devices = placed.placement.devices
-        self.functions = ModuleFunctions(source_file(self.program.functions))
+        self.functions = functions or ModuleFunctions(source_file(self.program.functions))
         self._configurations = placed.configurations()
         self.lowered = run(self.program, differentiation("module" if placed.of == "module" else "step"))
         self.trains = self.lowered.has_function("step")
@@ -89,10 +82,6 @@ class ModulePlan:
     def trained(self) -> frozenset[str]:
         """The parameters that training updates."""
         return frozenset(updated(self.training)) if self.training else frozenset()
-
-    def new_tasks(self) -> TaskList:
-        """Return an empty list for the tasks of one function of the module."""
-        return TaskList(Names((*LOCALS, *RESERVED, *definitions(PLACED))))
 
     # Pieces
 
@@ -234,7 +223,7 @@ def seed_of(
             text = f'scaled_share({given[1] if scale else 1.0}, {share!r}, "{dtype}", {given[0]})'
             return tasks.add(device, text, given, ["d_loss"])[0]
         if scale is None:
-            return tasks.add(device, tasks.filled(type, share, device), [], ["d_loss"])[0]
+            return tasks.full(type, share, device, "d_loss")
         there = tasks.on(scale, device, 4)
         return tasks.add(device, f'scaled_share({there}, {share!r}, "{dtype}")', [there], ["d_loss"])[0]
 

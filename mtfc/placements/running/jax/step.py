@@ -2,33 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
+from textwrap import indent
 
 import attrs
 
 from mtfc.backends.common.forms import FORMS
-from mtfc.backends.common.module import arguments, dict_text, summary
+from mtfc.backends.common.module import dict_text, summary
+from mtfc.backends.common.prelude import definitions
+from mtfc.backends.jax.backend import RESERVED
+from mtfc.compiler.ir.builder import Names
 from mtfc.compiler.ir.core import Function, Training, Value
 from mtfc.compiler.ir.training import LOSS_SCALE
 from mtfc.compiler.ir.types import ITEM_BYTES
 from mtfc.placements.running.jax.passes import PlacedGraph, PlacedRun, short
 from mtfc.placements.running.jax.pieces import PiecesByName, StoredPiece, pieces_by_value
-from mtfc.placements.running.jax.piecewise import Piecewise
-from mtfc.placements.running.jax.plan import ModulePlan, outputs_of, seed_of, whole_on
+from mtfc.placements.running.jax.piecewise import Piecewise, Variables
+from mtfc.placements.running.jax.plan import PLACED, ModulePlan, outputs_of, seed_of, whole_on
 from mtfc.placements.running.jax.sums import Reduced, summed_gradients
-from mtfc.placements.running.jax.tasks import Ends, HeldPiece, dispatch_order, volume, with_deletions
+from mtfc.placements.running.jax.tasks import HeldPiece, TaskList, dispatch_order, with_deletions
 from mtfc.placements.running.jax.updates import after_passes, terms_of
+
+LOCALS = (
+    "params", "state", "inputs", "step", "outputs", "gradients", "new_params", "new_state", "new_gradients",
+)  # fmt: skip
+
+TAKEN = (*LOCALS, *RESERVED, *definitions(PLACED))
+"""Names that no variable of a function has."""
 
 Unpacked = Mapping[str, Sequence[str]]
 """Array -> the variables of its pieces."""
+
+Returned = dict[str, str | list[str]]
+"""Array -> a variable with all of it, or those of its pieces."""
 
 
 class FunctionWriter:
     """Writes a function of the module. first: the statements before its tasks."""
 
-    def __init__(self, plan: ModulePlan) -> None:
-        self.plan, self.tasks = plan, plan.new_tasks()
+    def __init__(self, plan: ModulePlan, tasks: TaskList | None = None) -> None:
+        self.plan, self.tasks = plan, tasks or TaskList(Names(TAKEN))
         self.first: list[str] = []
 
     def unpacked(self, source: str, pieces: PiecesByName, turn: int = 0) -> Unpacked:
@@ -42,9 +56,9 @@ class FunctionWriter:
         return found
 
     def start(
-        self, placed: PlacedGraph, params: Unpacked, micro: int = 0, number: str | None = None
+        self, placed: PlacedGraph, params: Unpacked, micro: int = 0, count: int = 1, number: str = ""
     ) -> PlacedRun:
-        """Return a pass whose inputs are unpacked. number: a variable with the number of the micro-batch over all steps."""
+        """Return a pass of one of some micro-batches. number: a variable with that of the step; 0 without one."""
         held = dict[Value, list[HeldPiece]]()
         known = {a.value.name: a.value for a in placed.graph.function.arguments}
         inputs = self.unpacked("inputs", self.plan.inputs, micro)
@@ -54,84 +68,69 @@ class FunctionWriter:
                     held.setdefault(value, []).append(HeldPiece(piece.device, piece.ends, variable))
         for argument in placed.graph.function.arguments:
             if argument.role == "step":
-                there = number or self.tasks.add(0, "at(0, 0)", [], ["number"])[0]
-                held[argument.value] = [HeldPiece(0, (), there)]
+                function, given = (
+                    ("counted", [number, count, f"at({micro}, 0)"]) if number else ("at", [0, 0])
+                )
+                held[argument.value] = [HeldPiece(0, (), self.tasks.apply(0, function, given, ["number"])[0])]
         return PlacedRun(placed, self.tasks, held)
 
-    def definition(
-        self, name: str, signature: str, doc: str, returned: Mapping[str, Mapping[str, str | Sequence[str]]]
-    ) -> str:
-        """Return the definition of the function. returned: the dicts that it returns, of arrays or of their pieces."""
+    def definition(self, name: str, signature: str, doc: str, returned: Mapping[str, Returned]) -> str:
+        """Return the definition of the function. returned: the dicts that it returns."""
         lines, stay = list[str](), set[str]()
         for group, arrays in returned.items():
-            texts = [
-                (key, each if isinstance(each, str) else f"({', '.join(each)},)")
+            texts = {
+                key: each if isinstance(each, str) else f"({', '.join(each)},)"
                 for key, each in arrays.items()
-            ]
-            lines.append(f"{group} = {dict_text(texts, indent=4)}")
-            stay.update(v for each in arrays.values() for v in ([each] if isinstance(each, str) else each))
+            }
+            lines.append(f"{group} = {dict_text(texts.items(), indent=4)}")
+            stay.update(
+                name for each in arrays.values() for name in ([each] if isinstance(each, str) else each)
+            )
         ordered = list(dispatch_order(self.tasks.tasks, self.plan.devices))
         assert len(ordered) == len(self.tasks.tasks), "tasks wait for each other"
         lines.append(f"return {', '.join(returned)}")
-        body = [f'"""{doc}"""', *self.first, *with_deletions(ordered, stay), *lines]
-        text = "\n".join(body).split("\n")
-        return f"def {name}({signature}):\n" + "".join(f"    {line}\n" for line in text)
+        body = "\n".join([f'"""{doc}"""', *self.first, *with_deletions(ordered, stay), *lines])
+        return f"def {name}({signature}):\n{indent(body, '    ')}\n"
 
     # Functions of the model
 
     def forward(self) -> str:
         """Return the definition of `forward`."""
-        run_ = self.start(self.plan.forward, self.unpacked("params", self.plan.parameters))
-        run_.run()
-        outputs = {name: whole_on(run_, value) for name, value in outputs_of(self.plan.forward).items()}
+        outputs = self._outputs(self.plan.forward)[1]
         doc = f"Compute {', '.join(outputs)}."
         return self.definition("forward", "params, inputs", doc, {"outputs": outputs})
 
     def gradients(self) -> str:
-        """Return the definition of `gradients`, which returns whole arrays."""
+        """Return the definition of `gradients`, which returns the gradients in pieces."""
         assert self.plan.step is not None
-        run_ = self.start(self.plan.step, self.unpacked("params", self.plan.parameters))
-        run_.seed = seed_of(self.plan.step, self.tasks, 1.0)
-        run_.run()
-        outputs = {name: whole_on(run_, value) for name, value in outputs_of(self.plan.step).items()}
+        run_, outputs = self._outputs(self.plan.step, has_gradients=True)
         reduced = summed_gradients(self.tasks, pieces_by_value(self.plan.parameters), [run_])
         for name in self.plan.differentiated():
-            outputs[f"d_{name}"] = self._assembled(name, reduced)
+            outputs[f"d_{name}"] = self._gradient(name, reduced)
         doc = "Compute the outputs of a training step, and the gradients of params."
         return self.definition("gradients", "params, inputs", doc, {"outputs": outputs})
 
-    def _assembled(self, name: str, reduced: Reduced) -> str:
-        """Return a variable with the whole gradient of a parameter, on one device."""
-        pieces = self.plan.parameters[name]
-        type = arguments(self.plan.lowered, "parameter")[name]
-        device, found = pieces[0].device, dict[Ends, HeldPiece]()
-        for piece in pieces:
-            variable = reduced.get((piece.value.name, piece.device))
-            if variable is None or piece.region in found:
-                continue
-            variable = self.tasks.on(variable, device, ITEM_BYTES[type.dtype] * volume(piece.region))
-            shape = tuple(last - first for first, last in piece.region)
-            found[piece.region] = HeldPiece(device, piece.region, self._shaped(variable, shape, piece))
-        whole = tuple((0, dim.size) for dim in type.dims)
-        return self.tasks.joined(
-            device, whole, [*found.values()], f"d_{short(Value(name, type))}", adds=False
-        )
+    def _outputs(self, placed: PlacedGraph, has_gradients: bool = False) -> tuple[PlacedRun, Returned]:
+        """Add one pass; return it, and the variables of its outputs, which are whole."""
+        run_ = self.start(placed, self.unpacked("params", self.plan.parameters))
+        run_.seed = seed_of(placed, self.tasks, 1.0) if has_gradients else None
+        run_.run()
+        return run_, {name: whole_on(run_, value) for name, value in outputs_of(placed).items()}
 
-    def _shaped(self, variable: str, shape: tuple[int, ...], piece: StoredPiece) -> str:
-        """Return a variable as an array with or without the axes that a loop slices."""
-        if len(piece.region) == len(piece.ends):
-            return variable
-        device = self.tasks.device[variable]
-        return self.tasks.add(device, f"{variable}.reshape({shape})", [variable], [short(piece.value)])[0]
+    def _gradient(self, name: str, reduced: Reduced) -> list[str]:
+        """Return the variables of the pieces of a parameter's gradient."""
+        return [
+            reduced.get((each.value.name, each.device)) or self.tasks.full(each.type, 0, each.device, "zeros")
+            for each in self.plan.parameters[name]
+        ]
 
     # Functions of training
 
     def on_pieces(self, name: str) -> str:
         """Return the definition of a function without passes: `clip_gradients` or `averaged`."""
-        function = self.plan.lowered.function(name)
         known = {**self.unpacked(FORMS[name].takes["parameter"], self.plan.parameters)}
         known |= self.unpacked("state", self.plan.states) if "state" in FORMS[name].takes else {}
-        return self._finished(function, {a.value: known[a.value.name] for a in function.arguments}, {})
+        return self._finished(self.plan.lowered.function(name), lambda value: known[value.name])
 
     def with_passes(self, name: str) -> str:
         """Return the definition of `step`, `batch_gradients` or `step_gradients`."""
@@ -139,62 +138,38 @@ class FunctionWriter:
         assert training is not None and placed is not None
         count = 1 if name == "batch_gradients" else plan.accumulate
         params = self.unpacked("params", plan.parameters)
-        state = self.unpacked("state", plan.states) if name == "step" else {}
         number = self.tasks.given("number", 0)
         self.first.append(f"{number} = numbered(step)")
-        runs = self._passes(training, placed, count, params, number, state.get(LOSS_SCALE))
+        known = {**params, **(self.unpacked("state", plan.states) if name == "step" else {})}
+        runs = self._passes(placed, training, count, params, number, known.get(LOSS_SCALE))
         self.tasks.group = (count, 1)
         weight = self._weight_on if self._is_weighed(count) else None
         reduced = summed_gradients(self.tasks, pieces_by_value(plan.parameters), runs, weight)
         after = after_passes(plan.inside, training, name, count, plan.differentiated())
-        known: dict[Value, Sequence[str]] = {}
-        for argument in after.function.arguments:
-            if argument.role == "step":
-                known[argument.value] = [number]
-            elif argument.role != "input":
-                known[argument.value] = (params if argument.role == "parameter" else state)[
-                    argument.value.name
-                ]
-        given = {value: parameter for parameter, value in (*after.gradients.items(), *after.states.items())}
-        for parameter, value in after.gradients.items():
-            known[value] = [
-                reduced.get((each.value.name, each.device)) or self.tasks.filled(each.type, 0, each.device)
-                for each in plan.parameters[parameter]
-            ]
-        new = {
-            (v.name, each.device): each.name
-            for v, own in self._updated_states(runs[-1]).items()
-            for each in own
-        }
-        for parameter, value in after.states.items():
-            known[value] = [new[each.value.name, each.device] for each in plan.parameters[parameter]]
-        read = {v for eqn in after.function.body for v in eqn.operands} | {
-            o.value for o in after.function.outputs
-        }
-        totals = self._totals(runs, {name for name, value in after.outputs.items() if value in read})
-        known |= {after.outputs[name]: [variable] for name, variable in totals.items()}
-        return self._finished(after.function, known, given)
+        updated = self._updated_states(runs[-1])
+        new = {(value.name, each.device): each.name for value, own in updated.items() for each in own}
 
-    def _finished(
-        self, function: Function, known: Mapping[Value, Sequence[str]], given: Mapping[Value, str]
-    ) -> str:
-        """Return the definition of a function from the variables of its arguments. given: argument -> its parameter."""
-        form, owners, roles = FORMS[function.name], dict(given), {}
-        for argument in function.arguments:
-            name = argument.value.name
-            roles[name] = argument.role
-            owner = (
-                name
-                if argument.role == "parameter"
-                else self.plan.owner(name)
-                if argument.role == "state"
-                else None
-            )
-            if owner is not None:
-                owners[argument.value] = owner
-        pieces = self.plan.parameters
-        found = Piecewise(self.plan.functions, self.tasks, pieces, function, owners, known.__getitem__).run()
-        returned: dict[str, dict[str, str | Sequence[str]]] = {"outputs": {}} if form.outputs else {}
+        def variables(value: Value) -> Sequence[str]:
+            kind, of = after.results.get(value, ("", value.name))
+            if kind == "output":
+                return [self._total(runs, of)]
+            if kind == "gradient":
+                return self._gradient(of, reduced)
+            if kind == "state":
+                return [new[each.value.name, each.device] for each in plan.parameters[of]]
+            return known.get(of) or [number]
+
+        return self._finished(after.function, cache(variables), after.owners)
+
+    def _finished(self, function: Function, variables: Variables, owners: Mapping[Value, str] = {}) -> str:
+        """Return the definition of a function of variables. owners: argument that is the result of a pass -> its parameter."""
+        form, roles = FORMS[function.name], {a.value.name: a.role for a in function.arguments}
+        own = {a.value: a.value.name for a in function.arguments if a.role == "parameter"} | dict(owners)
+        states = ((a.value, self.plan.owner(a.value.name)) for a in function.arguments if a.role == "state")
+        own |= {value: owner for value, owner in states if owner is not None}
+        plan = self.plan
+        found = Piecewise(plan.functions, self.tasks, plan.parameters, function, own, variables).run()
+        returned: dict[str, Returned] = {"outputs": {}} if form.outputs else {}
         returned |= {f"new_{group}": {} for group in form.gives.values()}
         for output in function.outputs:
             if output.updates is None:
@@ -205,8 +180,8 @@ class FunctionWriter:
 
     def _passes(
         self,
-        training: Training,
         placed: PlacedGraph,
+        training: Training,
         count: int,
         params: Unpacked,
         number: str,
@@ -218,12 +193,7 @@ class FunctionWriter:
         share = fixed * (self.plan.unit if count > 1 else 1.0)
         for micro in range(count):
             self.tasks.group = (micro, 1)
-            at = (
-                self._number(number, micro, count)
-                if any(a.role == "step" for a in placed.graph.function.arguments)
-                else None
-            )
-            run_ = self.start(placed, params, micro, at)
+            run_ = self.start(placed, params, micro, count, number)
             if runs:
                 run_.held.update(self._updated_states(runs[-1]))
             weight = partial(self._weight, run_, training.minimize) if self._is_weighed(count) else None
@@ -231,12 +201,6 @@ class FunctionWriter:
             run_.run()
             runs.append(run_)
         return runs
-
-    def _number(self, number: str, micro: int, count: int) -> str:
-        """Return a variable with the number of a micro-batch over all steps."""
-        if count == 1:
-            return number
-        return self.tasks.add(0, f"counted({number}, {count}, at({micro}, 0))", [number], ["number"])[0]
 
     def _is_weighed(self, count: int) -> bool:
         """Return True if several micro-batches have weights."""
@@ -259,27 +223,33 @@ class FunctionWriter:
         for output in (each for each in function.outputs if each.updates is not None):
             for piece in self.plan.parameters[str(output.updates)]:
                 name = run_.gathered(output.value, piece.region, piece.device, 0)[0]
-                held = HeldPiece(piece.device, piece.ends, self._shaped(name, piece.shape, piece))
+                held = HeldPiece(piece.device, piece.ends, self._shaped(name, piece))
                 found.setdefault(given[piece.value.name], []).append(held)
         return found
 
-    def _totals(self, runs: Sequence[PlacedRun], wanted: Collection[str]) -> dict[str, str]:
-        """Return the variables of outputs: of the one micro-batch, or of the sums of the terms of several."""
+    def _shaped(self, variable: str, piece: StoredPiece) -> str:
+        """Return a variable as an array without the axes that a loop slices."""
+        if len(piece.region) == len(piece.ends):
+            return variable
+        device = self.tasks.device[variable]
+        return self.tasks.add(device, f"{variable}.reshape({piece.shape})", [variable], [short(piece.value)])[
+            0
+        ]
+
+    def _total(self, runs: Sequence[PlacedRun], name: str) -> str:
+        """Return the variable of an output: of the one micro-batch, or the sum of the terms of several."""
         values, training = outputs_of(runs[0].placed), self.plan.training
         if len(runs) == 1:
-            return {name: whole_on(runs[0], values[name]) for name in values if name in wanted}
+            return whole_on(runs[0], values[name])
         assert training is not None
         terms = terms_of(self.plan.inside.function("forward"), training)
-        terms = attrs.evolve(terms, outputs=tuple(each for each in terms.outputs if each.name in wanted))
-        found: dict[str, list[str]] = {}
+        (term,) = (output for output in terms.outputs if output.name == name)
+        terms, found = attrs.evolve(terms, outputs=(term,)), list[str]()
         for run_ in runs:
 
             def whole(value: Value, run_: PlacedRun = run_) -> list[str]:
                 return [whole_on(run_, values[value.name])]
 
-            for name, own in Piecewise(self.plan.functions, self.tasks, {}, terms, {}, whole).run().items():
-                found.setdefault(name, []).append(self.tasks.on(own[0], 0, 4))
-        return {
-            name: self.tasks.total(0, own, short(Value(name, values[name].type)))
-            for name, own in found.items()
-        }
+            ((own,),) = Piecewise(self.plan.functions, self.tasks, {}, terms, {}, whole).run().values()
+            found.append(self.tasks.on(own, 0, term.value.type.size * ITEM_BYTES[term.value.type.dtype]))
+        return self.tasks.total(0, found, short(term.value))

@@ -93,6 +93,10 @@ class TaskList:
         shape = tuple(dim.size for dim in type.dims)
         return f'filled({shape}, {value}, "{ARRAY_DTYPES[type.dtype]}", {device})'
 
+    def full(self, type: TensorType, value: float, device: int, wanted: str) -> str:
+        """Return a variable with an array of equal numbers on a device."""
+        return self.add(device, self.filled(type, value, device), [], [wanted])[0]
+
     def on(self, name: str, device: int, size: int) -> str:
         """Return a variable on a device, sent there if it is on another. size: its bytes."""
         source = self.device[name]

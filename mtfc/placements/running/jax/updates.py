@@ -41,16 +41,19 @@ def updates_slice(training: Training, parameter: str, slice: Value) -> bool:
 
 @attrs.frozen(eq=False)
 class AfterPasses:
-    """What follows the passes. The arguments with their results:
+    """What follows the passes.
 
-    outputs: name -> an output of the one micro-batch, or the sum of the terms of several. gradients, states: parameter -> its
-    gradient, summed over micro-batches, and the new value of a state of the model.
+    results: argument that the passes make -> its kind and name: an `output` of the one micro-batch, or the sum of the terms of
+    several; the `gradient` of a parameter, summed over them; or the new value of a `state` of the model.
     """
 
     function: Function
-    outputs: Mapping[str, Value]
-    gradients: Mapping[str, Value]
-    states: Mapping[str, Value]
+    results: Mapping[Value, tuple[str, str]]
+
+    @property
+    def owners(self) -> dict[Value, str]:
+        """The parameters of gradients and new states."""
+        return {value: name for value, (kind, name) in self.results.items() if kind != "output"}
 
 
 def terms_of(forward: Function, training: Training) -> Function:
@@ -75,23 +78,26 @@ def after_passes(
     parameters = tuple(argument for argument in forward.arguments if argument.role == "parameter")
     b = Builder(Names(argument.value.name for argument in parameters), training.span, "backward")
 
-    def given(known: Mapping[str, Value]) -> dict[str, Value]:
-        return {name: Value(b.names.fresh(f"the.{name}"), value.type) for name, value in known.items()}
+    results = dict[Value, tuple[str, str]]()
+
+    def given(kind: str, values: Mapping[str, Value]) -> dict[str, Value]:
+        found = {name: Value(b.names.fresh(f"the.{name}"), value.type) for name, value in values.items()}
+        results.update((value, (kind, name)) for name, value in found.items())
+        return found
 
     known = {argument.value.name: argument.value for argument in parameters}
-    results = {output.name: output.value for output in forward.handed_out}
+    terms = terms_of(forward, training).outputs if count > 1 else forward.handed_out
+    outputs = given("output", {output.name: output.value for output in terms})
+    states = given("state", replaced_by(forward))
+    gradients = given("gradient", {each: known[each] for each in known if each in differentiated})
+    sums = {known[each]: gradient for each, gradient in gradients.items()}
     if count > 1:
-        results = {output.name: output.value for output in terms_of(forward, training).outputs}
-    outputs, states = given(results), given(replaced_by(forward))
-    gradients = given({each: known[each] for each in known if each in differentiated})
-    reported, sums = outputs, {known[each]: gradient for each, gradient in gradients.items()}
-    if count > 1:
-        reported, sums = means(b, forward, training, outputs, sums)
-    arguments = [Argument(v, "input") for v in (*outputs.values(), *states.values(), *gradients.values())]
+        outputs, sums = means(b, forward, training, outputs, sums)
     scale = scale_state(b, training.loss_scale) if name == "step" else None
-    found = Differentiated(b, (*parameters, *arguments), reported, sums, states, scale)
+    arguments = (*parameters, *(Argument(value, "input") for value in results))
+    found = Differentiated(b, arguments, outputs, sums, states, scale)
     if name == "step":
         *_, function = finished_step(program, training, found)
     else:
         function = gradient_function(name, found, training, program.states)
-    return AfterPasses(function, outputs, gradients, states)
+    return AfterPasses(function, results)
