@@ -189,14 +189,9 @@ class _JaxModule(_Module):
             *value_and_grad(program, "jnp.zeros_like"),
         ]
         public = ("bind", "shard", "unshard", "mesh_of", "settled")
-        drawn = [jax.in_jax(each) for each in prelude("\n".join(sections), jax.RANDOM)]
-        sections += [each for each in self.shared(sections, public) if each not in sections]
-        sections += [jax.DRAWING, *drawn] if drawn else []
-        if is_wide(program):
-            sections.insert(0, 'jax.config.update("jax_enable_x64", True)\n')
-        body = "\n\n".join(sections)
+        needed = [each for each in self.shared(sections, public) if each not in sections]
         header = HEADER.format(title=self.title(), more=OF_JAX.format(jax=jax.JAX))
-        return f"{header}\n{imports(map(_import, jax.IMPORTS), body)}\n{body}"
+        return f"{header}\n{jax.completed(sections, needed, is_wide(program), map(_import, jax.IMPORTS))}"
 
     def of_prelude(self, source: str) -> str:
         shared = {*definitions(jax.ATTENTION[:1]).values()}

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from mtfc.backends.common.module import (
     argument_tables,
     dict_text,
-    imports,
     initial_functions,
     is_wide,
     outputs_table,
@@ -21,8 +20,8 @@ from mtfc.backends.common.module import (
     value_and_grad,
 )
 from mtfc.backends.common.prelude import prelude
-from mtfc.backends.jax.backend import DRAWING, JAX, PRELUDE, RANDOM, dtype_text, in_jax
 from mtfc.backends.jax.backend import IMPORTS as MESH_IMPORTS
+from mtfc.backends.jax.backend import JAX, PRELUDE, completed, dtype_text
 from mtfc.compiler.ir.types import TensorType
 from mtfc.placements.running.jax.pieces import StoredPiece
 from mtfc.placements.running.jax.plan import PLACED, ModulePlan
@@ -79,19 +78,15 @@ def generate(placed: PlacedProgram) -> str:
         functions += _of_training(plan)
     initial = initial_functions(plan.lowered, "jnp", dtype_text, _maker)
     sections = [_tables(plan), BINDING, *initial, *plan.functions.texts, *functions]
-    if is_wide(plan.lowered):
-        sections.insert(0, 'jax.config.update("jax_enable_x64", True)\n')
     title = f"{plan.program.name} under placement {placed.placement.name} on {plan.devices} devices."
-    return f"{HEADER.format(title=title, devices=plan.devices, jax=JAX)}\n{whole_module(sections, ALWAYS)}"
+    header = HEADER.format(title=title, devices=plan.devices, jax=JAX)
+    return f"{header}\n{whole_module(sections, ALWAYS, is_wide(plan.lowered))}"
 
 
-def whole_module(sections: Sequence[str], public: Sequence[str] = ()) -> str:
+def whole_module(sections: Sequence[str], public: Sequence[str] = (), wide: bool = False) -> str:
     """Return sections after the imports that they need, and before the functions of the prelude; `public` ones always."""
-    text = "\n\n".join(sections)
-    drawn = [in_jax(source) for source in prelude(text, RANDOM)]
-    needed = [*prelude(text, (*PRELUDE, *PLACED), public), *([DRAWING, *drawn] if drawn else [])]
-    body = "\n\n".join([*sections, *needed])
-    return f"{imports(IMPORTS, body)}\n{body}"
+    needed = prelude("\n\n".join(sections), (*PRELUDE, *PLACED), public)
+    return completed(sections, needed, wide, IMPORTS)
 
 
 def _tables(plan: ModulePlan) -> str:

@@ -22,8 +22,8 @@ from mtfc.compiler.passes.mixed_precision import MixedPrecision
 from mtfc.compiler.passes.pipelines import differentiation, run
 from mtfc.compiler.passes.simplify import Simplify
 from mtfc.placements.operators.cotangent_flow import cotangent_flow
-from mtfc.placements.operators.operator_graph import operator_graph
-from mtfc.placements.operators.unroll_loops import Slices, unroll
+from mtfc.placements.operators.operator_graph import operators_of
+from mtfc.placements.operators.unroll_loops import Slices
 from mtfc.placements.running.jax.parts import ModuleFunctions
 from mtfc.placements.running.jax.passes import PlacedGraph, PlacedRun, hull, whole_of
 from mtfc.placements.running.jax.pieces import PiecesByName, StoredPiece, cover, pieces_of
@@ -67,11 +67,7 @@ class ModulePlan:
 
     def _graph(self, program: Program) -> PlacedGraph:
         """Return the operators of a program under the placement."""
-        unrolled = unroll(numbered(program.function("forward")))
-        graph = operator_graph(unrolled, self.training.minimize if self.training else None)
-        names = (value.name for value in graph.parameters)
-        frozen = frozenset(n for n in names if unrolled.slices.get(n, (n, ()))[0] not in self.trained)
-        flow = cotangent_flow(attrs.evolve(graph, frozen=frozen))
+        flow = cotangent_flow(operators_of(program.map_functions(numbered)))
         return PlacedGraph(flow, strategy_for(flow.graph, self._configurations), self.functions)
 
     @property
