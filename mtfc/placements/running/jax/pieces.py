@@ -13,8 +13,7 @@ import attrs
 from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.types import Dim, TensorType
 from mtfc.placements.operators.unroll_loops import Slices
-from mtfc.placements.running.jax.passes import cells
-from mtfc.placements.running.jax.tasks import Ends, volume
+from mtfc.placements.running.jax.tasks import Ends, cells, volume
 
 Index = tuple[int | tuple[int, int], ...]
 """The index of a piece in its array: a position of each axis that a loop slices, a range of each other axis."""
