@@ -1,4 +1,4 @@
-"""What follows the passes of a step, as the compiler writes it: means, norms, clipping, and the updates of parameters.
+"""The functions that follow the passes of a step, as the compiler writes them: means, norms, clipping, updates of parameters.
 
 These functions take the results of the passes as arguments, and know nothing of pieces: `piecewise.py` runs them on pieces. An
 optimizer that works element by element updates each piece by itself. One that looks at a whole parameter, such as LAMB or
@@ -41,7 +41,7 @@ def updates_slice(training: Training, parameter: str, slice: Value) -> bool:
 
 @attrs.frozen(eq=False)
 class AfterPasses:
-    """What follows the passes.
+    """A function that follows the passes.
 
     results: argument that the passes make -> its kind and name: an `output` of the one micro-batch, or the sum of the terms of
     several; the `gradient` of a parameter, summed over them; or the new value of a `state` of the model.
@@ -70,7 +70,7 @@ def terms_of(forward: Function, training: Training) -> Function:
 def after_passes(
     program: Program, training: Training, name: str, count: int, differentiated: Collection[str]
 ) -> AfterPasses:
-    """Return what follows the passes of some micro-batches in a function: `step`, `batch_gradients` or `step_gradients`.
+    """Return the rest of `step`, `batch_gradients` or `step_gradients`, after the passes of some micro-batches.
 
     differentiated: the parameters that have a gradient.
     """
