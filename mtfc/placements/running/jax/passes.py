@@ -6,7 +6,7 @@ cotangent returns the same way. A device that needs the same elements twice rece
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -95,22 +95,28 @@ class PlacedGraph:
         key = (step, number)
         if key not in self._parts:
             parts, _ = self.of(step)
-            local = self.flow.local(step, parts, parts.place(number))
-            self._parts[key] = self._written(step, local)
+            self._parts[key] = written_part(self.flow, self.functions, step, parts, parts.place(number))
         return self._parts[key]
 
-    def _written(self, step: OperatorStep, local: PartFunction) -> PlacedPart:
-        given = [local.values[value] for value in (*step.inputs, *step.arguments)]
-        made = [local.values[value] for value in step.outputs]
-        name = self.graph.operator_of[step].name
-        passes = passes_of(local, given, made, name)
-        origins = {eqn.results[0]: origin for eqn, origin in local.sources.items()}
-        add = self.functions.add
-        forward = add(passes.forward, name, f"Compute a part of {name}.", origins)
-        backward = None
-        if passes.backward is not None and self.flow.gradients[step]:
-            backward = add(passes.backward, f"{name}_backward", f"Return gradients of {name}.", origins)
-        return PlacedPart(local, passes, forward, backward)
+
+def written_part(
+    flow: CotangentFlow,
+    functions: ModuleFunctions,
+    step: OperatorStep,
+    parts: OperatorParts,
+    place: Mapping[str, int],
+) -> PlacedPart:
+    """Write the passes of one part as functions."""
+    local = flow.local(step, parts, place)
+    given = [local.values[value] for value in (*step.inputs, *step.arguments)]
+    name = parts.operator.name
+    passes = passes_of(local, given, [local.values[value] for value in step.outputs], name)
+    origins = {eqn.results[0]: origin for eqn, origin in local.sources.items()}
+    forward, backward = functions.add(passes.forward, name, f"Compute a part of {name}.", origins), None
+    if passes.backward is not None and flow.gradients[step]:
+        doc = f"Return gradients of {name}."
+        backward = functions.add(passes.backward, f"{name}_backward", doc, origins)
+    return PlacedPart(local, passes, forward, backward)
 
 
 Contributions = dict[Any, list[HeldPiece]]
