@@ -211,16 +211,12 @@ def seed_of(
     if placed.graph.loss is None:
         return None
     type = placed.graph.loss.type
-    dtype = ARRAY_DTYPES[type.dtype]
 
     def seed(device: int) -> str:
-        if weight is not None:
-            given = [tasks.on(each, device, 4) for each in (weight(), scale) if each is not None]
-            text = f'scaled_share({given[1] if scale else 1.0}, {share!r}, "{dtype}", {given[0]})'
-            return tasks.add(device, text, given, ["d_loss"])[0]
-        if scale is None:
+        factors = [tasks.on(each, device, 4) for each in (scale, weight and weight()) if each is not None]
+        if not factors:
             return tasks.full(type, share, device, "d_loss")
-        there = tasks.on(scale, device, 4)
-        return tasks.add(device, f'scaled_share({there}, {share!r}, "{dtype}")', [there], ["d_loss"])[0]
+        text = f'scaled({share!r}, "{ARRAY_DTYPES[type.dtype]}", {", ".join(factors)})'
+        return tasks.add(device, text, factors, ["d_loss"])[0]
 
     return seed

@@ -89,10 +89,12 @@ def masked(x, weight):
     return jnp.where(weight != 0, x, 0)
 
 
-@partial(jax.jit, static_argnums=2)
-def scaled_share(scale, share, dtype, weight=1):
-    """Return the share of a loss scale, weighed."""
-    return jnp.asarray(scale * share * weight, dtype)
+@partial(jax.jit, static_argnums=(0, 1))
+def scaled(share, dtype, *factors):
+    """Return a share times a loss scale, a weight, or both."""
+    for each in factors:
+        share = share * each
+    return jnp.asarray(share, dtype)
 
 
 def numbered(step):
