@@ -35,7 +35,6 @@ from mtfc.graphs.graph_bodies import (
     GraphBody,
     arguments_text,
     check_declaration,
-    check_model,
     check_statements,
     comment,
     type_text,
@@ -129,9 +128,7 @@ class Graph(GraphWriter):
         if self._body.around is not None:
             self.refuse("a function has no inputs: give it arguments")
         made = attrs.evolve(self._declared(name, dims, dtype, sizes), loop=None)
-        self._raise_errors(
-            check_model(self._head(), f"model m({arguments_text({name: made.type})}) {{ return {name} }}")
-        )
+        self._raise_errors(check_statements(self._head(), [], {name: made.type}, returned=name))
         self._body.names.add(name)
         self._inputs.append(made)
         return made

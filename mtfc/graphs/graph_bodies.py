@@ -14,7 +14,6 @@ from typing import Any
 import attrs
 
 from mtfc.compiler.diagnostics import Diagnostic, Diagnostics, Label, Span
-from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import TensorType
 from mtfc.frontend.elaborate import elaborate
 from mtfc.frontend.syntax.parser import parse
@@ -79,40 +78,39 @@ class StatementCheck:
         return found
 
 
-def check_expression(
-    head: Iterable[str], text: str, given: Mapping[str, TensorType], number: int
-) -> StatementCheck:
-    """Check an expression. head: declarations before it. given: its variables. number: of its results, 0 to find it out."""
-    names = "r0__"
-    for _ in range(2):
-        source = f"model m({arguments_text(given)}) {{\n  {names} = {text}\n  return {names}\n}}"
-        program, errors = _elaborated(head, source)
-        count = next((int(m[1]) for each in errors if (m := RESULTS.match(each.message))), 0)
-        if number or count < 2:
-            break
-        names = ", ".join(f"r{i}__" for i in range(count))
-    if program is None:
-        return StatementCheck(errors, source)
-    outputs = {output.name: output.value.type for output in program.function("forward").outputs}
-    return StatementCheck((), source, [outputs[name] for name in names.split(", ")])
-
-
 def check_statements(
     head: Iterable[str],
-    lines: Iterable[str],
-    given: Mapping[str, TensorType] | None = None,
+    lines: Sequence[str],
+    given: Mapping[str, TensorType] = {},
     loops: Sequence[str] = (),
+    returned: str = "checked__",
 ) -> StatementCheck:
-    """Check statements of a model. loops: the first lines of the loops around the last statement."""
-    *before, last = lines
-    body = [*before, *(f"{each} {{" for each in loops), last, *("}" for _ in loops), "checked__ = zeros([])"]
-    source = "\n".join([f"model m({arguments_text(given or {})}) {{", *body, "return checked__", "}"])
-    return check_model(head, source)
+    """Check statements of a model. head: declarations before it. loops: the first lines of the loops around the last statement.
+
+    returned: the names of the values whose types are wanted.
+    """
+    body = [*lines[:-1], *(f"{each} {{" for each in loops), *lines[-1:], *("}" for _ in loops)]
+    body += ["checked__ = zeros([])"] if returned == "checked__" else []
+    source = "\n".join([f"model m({arguments_text(given)}) {{", *body, f"return {returned}", "}"])
+    found = Diagnostics()
+    tree = parse("; ".join([*head, ""]) + source, CHECKED, found)
+    programs = () if found.errors else elaborate(tree, found).programs
+    if found.errors:
+        return StatementCheck(found.errors, source)
+    outputs = {output.name: output.value.type for output in programs[0].function("forward").outputs}
+    return StatementCheck((), source, [outputs[name] for name in returned.split(", ")])
 
 
-def check_model(head: Iterable[str], source: str) -> StatementCheck:
-    """Check the text of a whole model."""
-    return StatementCheck(_elaborated(head, source)[1], source)
+def check_expression(
+    head: Sequence[str], text: str, given: Mapping[str, TensorType], number: int
+) -> StatementCheck:
+    """Check an expression. given: its variables. number: of its results, 0 to find it out."""
+    found = check_statements(head, [f"r0__ = {text}"], given, returned="r0__")
+    count = next((int(m[1]) for each in found.errors if (m := RESULTS.match(each.message))), 0)
+    if number or count < 2:
+        return found
+    names = ", ".join(f"r{i}__" for i in range(count))
+    return check_statements(head, [f"{names} = {text}"], given, returned=names)
 
 
 def check_declaration(text: str) -> StatementCheck | None:
@@ -120,14 +118,6 @@ def check_declaration(text: str) -> StatementCheck | None:
     found = Diagnostics()
     tree = parse(text, CHECKED, found)
     return StatementCheck(found.errors, text) if found.errors or len(tree.declarations) == 1 else None
-
-
-def _elaborated(head: Iterable[str], model: str) -> tuple[Program | None, Sequence[Diagnostic]]:
-    """Return the program of a model, or errors."""
-    found = Diagnostics()
-    tree = parse("; ".join([*head, ""]) + model, CHECKED, found)
-    programs = () if found.errors else elaborate(tree, found).programs
-    return (programs[0] if programs and not found.errors else None), found.errors
 
 
 def arguments_text(types: Mapping[str, TensorType]) -> str:

@@ -8,7 +8,7 @@ entries of `PARAMETERS`, `STATE`, `INPUTS` and `OUTPUTS` are places: a mesh, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from textwrap import indent
 from typing import ClassVar
 
@@ -31,7 +31,9 @@ from mtfc.backends.jax import backend as jax
 from mtfc.backends.numpy import backend as numpy
 from mtfc.compiler.ir.core import Function, Output, Program
 from mtfc.compiler.ir.types import Mesh, TensorType
+from mtfc.meshes.multi_mesh_cost import travels
 from mtfc.meshes.multi_mesh_program import LoweredFunction, LoweredSegment, MeshPlace, MultiMeshProgram
+from mtfc.placements.running.jax.tasks import PlacedTask, with_deletions
 
 HEADER = '''\
 """{title}
@@ -184,17 +186,12 @@ class _JaxModule(_Module):
             *initial_functions(program, "jnp", jax.dtype_text, self.initial),
             definitions(self.files)["on"],
             *self.functions(),
-            *value_and_grad(program, "jnp"),
+            *value_and_grad(program, "jnp.zeros_like"),
         ]
         public = ("bind", "shard", "unshard", "mesh_of", "settled")
-        drawn = [jax.in_jax(each) for each in prelude("\n".join(sections), jax.RANDOM)]
-        sections += [each for each in self.shared(sections, public) if each not in sections]
-        sections += [jax.DRAWING, *drawn] if drawn else []
-        if is_wide(program):
-            sections.insert(0, 'jax.config.update("jax_enable_x64", True)\n')
-        body = "\n\n".join(sections)
+        needed = [each for each in self.shared(sections, public) if each not in sections]
         header = HEADER.format(title=self.title(), more=OF_JAX.format(jax=jax.JAX))
-        return f"{header}\n{imports(map(_import, jax.IMPORTS), body)}\n{body}"
+        return f"{header}\n{jax.completed(sections, needed, is_wide(program), map(_import, jax.IMPORTS))}"
 
     def of_prelude(self, source: str) -> str:
         shared = {*definitions(jax.ATTENTION[:1]).values()}
@@ -247,7 +244,7 @@ class _NumpyModule(_Module):
             *meshes,
             f"MESHES = {dict_text(table, indent=0)}\n",
             *self.functions(),
-            *value_and_grad(self.program, "np"),
+            *value_and_grad(self.program, "np.zeros_like"),
         ]
         sections += [numpy.SIMULATION, *self.shared(sections, numpy.PUBLIC)]
         body = "\n\n".join(sections)
@@ -275,36 +272,39 @@ class _NumpyModule(_Module):
 
 
 class _Calls:
-    """Writes a function that calls its segments in order."""
+    """Writes a function that calls its segments in order, and deletes each value after its last use."""
 
     def __init__(self, module: _Module, function: LoweredFunction) -> None:
         self.module, self.function = module, function
         self.form = FORMS[function.name]
         self.names = module.multi_mesh.segment_names(function)
         self.arguments = {a.value.name: a for a in function.cut.function.arguments}
-        self.readers = self._readers()
-        self.sends: list[str] = []
-        self.copies: list[tuple[str, MeshPlace, str]] = []
+        self.travels = list(travels(module.multi_mesh, function))
+        self.tasks: list[PlacedTask] = []
+        self.reads: list[str] = []
 
     def text(self) -> str:
         function = self.function.cut.function
-        lines = [*self.module.first(function)]
         for number, segment in enumerate(self.function.segments):
+            self._send_to(number)
             call = self._call(number, segment)
-            lines += [*self.sends, call]
-            self.sends.clear()
-        lines += self._results()
-        doc = summary(function)
+            self._task(call, [f'outputs_{number}["{name}"]' for name in segment.outputs])
+        results = list(self._results())
+        lines = [*self.module.first(function), *with_deletions(self.tasks, self.reads), *results]
         body = indent("".join(f"{line}\n" for line in lines), "    ")
-        return f'def {self.form.name}({self.form.signature}):\n    """{doc}"""\n{body}'
+        return f'def {self.form.name}({self.form.signature}):\n    """{summary(function)}"""\n{body}'
 
-    def _readers(self) -> Mapping[str, list[MeshPlace]]:
-        """Return value -> the places where segments read it whose calls are still to be written."""
-        found: dict[str, list[MeshPlace]] = {}
-        for each in self.function.segments:
-            for name, place in each.arguments.items():
-                found.setdefault(name, []).append(place)
-        return found
+    def _task(self, text: str, writes: Sequence[str]) -> None:
+        """Add a statement that uses what was read since the last one."""
+        self.tasks.append(PlacedTask(0, text, tuple(self.reads), tuple(writes), 1, (0, 0)))
+        self.reads.clear()
+
+    def _send_to(self, reader: int) -> None:
+        """Add the statements that send values to a segment."""
+        for number, each in enumerate(self.travels):
+            if each.reader == reader:
+                text = self.module.sent(self._held(each.value), each.source, each.target)
+                self._task(f"sent_{number} = {text}", [f"sent_{number}"])
 
     def _call(self, number: int, segment: LoweredSegment) -> str:
         groups: dict[str, list[tuple[str, str]]] = {"params": [], "state": [], "inputs": []}
@@ -328,35 +328,19 @@ class _Calls:
 
     def _read(self, name: str, wanted: MeshPlace) -> str:
         """Return the text of a value where a segment needs it. A value that several segments need there is sent once."""
-        self.readers[name].remove(wanted)
-        known = (text for key, place, text in self.copies if key == name and place.is_as(wanted))
-        if copy := next(known, None):
-            return copy
-        _, found = self.module.multi_mesh.made_at(self.function, name)
-        if found.is_as(wanted):
-            return self._held(name)
-        sent = self.module.sent(self._held(name, wanted), found, wanted)
-        if not any(each.is_as(wanted) for each in self.readers[name]):
-            return sent
-        copy = f"sent_{len(self.copies)}"
-        self.copies.append((name, wanted, copy))
-        self.sends.append(f"{copy} = {sent}")
-        return copy
+        for number, each in enumerate(self.travels):
+            if each.value == name and each.reader is not None and each.target.is_as(wanted):
+                self.reads.append(f"sent_{number}")
+                return self.reads[-1]
+        return self._held(name)
 
-    def _held(self, name: str, sent_to: MeshPlace | None = None) -> str:
-        """Return the text of a value where it is made. The last reader takes it out of its dict, so that it can be freed.
-
-        sent_to: the place to which the value is sent, where other readers take the copy.
-        """
+    def _held(self, name: str) -> str:
+        """Return the text of a value where it is made."""
         maker = self.function.makers.get(name)
         if maker is None:
             return f'{self.form.takes[self.arguments[name].role]}["{name}"]'
-        returned = {output.value.name for output in self.function.cut.function.outputs}
-        copied = [place for key, place, _ in self.copies if key == name]
-        copied += [sent_to] if sent_to else []
-        waiting = [p for p in self.readers.get(name, ()) if not any(p.is_as(each) for each in copied)]
-        is_last = not waiting and name not in returned
-        return f'outputs_{maker}.pop("{name}")' if is_last else f'outputs_{maker}["{name}"]'
+        self.reads.append(f'outputs_{maker}["{name}"]')
+        return self.reads[-1]
 
     def _results(self) -> Iterator[str]:
         roles = {name: argument.role for name, argument in self.arguments.items()}

@@ -7,7 +7,7 @@ work. A segment is a program with one function, `segment`, that the passes lower
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import attrs
 
@@ -46,6 +46,24 @@ class CutFunction:
     homes: Mapping[Value, int]
 
 
+def part_programs(program: Program, parts: Sequence[MeshPart]) -> tuple[Program, ...]:
+    """Return a program for each part, to check the part's layout: its equations of `forward`, and the parameters on its mesh."""
+    found = _Cut(program, program.function("forward"), parts)
+    groups = [(n, [eqn for eqn, part in found.labels.of.items() if part == n]) for n in range(len(parts))]
+    stored: dict[int, list[str]] = {}
+    for argument in (each for each in found.function.arguments if each.role == "parameter"):
+        stored.setdefault(found.homes[argument.value], []).append(argument.value.name)
+    return tuple(
+        attrs.evolve(
+            each.program,
+            mesh=program.mesh,
+            layout=program.layout,
+            functions=(attrs.evolve(each.function, name="forward"),),
+        )
+        for each in found.segments(groups, rest_of(parts), stored)
+    )
+
+
 def cut(program: Program, function: Function, parts: Sequence[MeshPart]) -> CutFunction:
     """Return a global function of a program in segments."""
     return _Cut(program, function, parts).run()
@@ -64,19 +82,30 @@ class _Cut:
         self.homes = dict(self.labels.homes)
         for eqn, part in self.labels.of.items():
             self.homes |= dict.fromkeys(eqn.results, part)
+        self.alone = [o.value for o in self.function.outputs if o.value not in self.homes]
 
     def run(self) -> CutFunction:
         groups = list(_Schedule(self).groups())
-        rest = rest_of(self.parts)
-        alone = [o.value for o in self.function.outputs if o.value not in self.homes]
-        if alone:  # outputs that no argument reaches
-            groups.append((rest, []))
-            self.homes |= dict.fromkeys(alone, rest)
+        if self.alone:
+            groups.append((rest_of(self.parts), []))
+        return CutFunction(self.function, tuple(self.segments(groups, len(groups) - 1)), self.homes)
+
+    def segments(
+        self,
+        groups: Sequence[tuple[int, list[Equation]]],
+        rest: int,
+        stored: Mapping[int, Collection[str]] = {},
+    ) -> Iterator[Segment]:
+        """Yield segments with the equations of groups. rest: the group of outputs that no argument reaches.
+
+        stored: part -> the arguments that its segments have in any case.
+        """
+        self.homes |= dict.fromkeys(self.alone, rest_of(self.parts))
         last = {value: number for number, (_, body) in enumerate(groups) for value in self._results(body)}
-        last |= dict.fromkeys(alone, len(groups) - 1)
+        last |= dict.fromkeys(self.alone, rest)
         read = self._read_later(groups)
-        segments = [self._segment(n, part, body, last, read) for n, (part, body) in enumerate(groups)]
-        return CutFunction(self.function, tuple(segments), self.homes)
+        for number, (part, body) in enumerate(groups):
+            yield self._segment(number, part, body, last, read, stored.get(part, ()))
 
     def needs(self, eqn: Equation) -> Iterator[Value]:
         """Yield the operands of an equation that segments or arguments give."""
@@ -102,6 +131,7 @@ class _Cut:
         body: list[Equation],
         last: Mapping[Value, int],
         read: Mapping[Value, set[int]],
+        stored: Collection[str],
     ) -> Segment:
         """Return a segment. last: value -> the segment that has it last. read: value -> the segments that read it."""
         leaving = [output for output in self.function.outputs if last.get(output.value) == number]
@@ -109,7 +139,7 @@ class _Cut:
         handed_out = [value for value in self._results(body) if read.get(value, set()) - {number}]
         handed_out += [output.value for output in leaving if output.name not in updating]
         equations = self._with_copies(body, {output.value for output in leaving})
-        arguments = self._arguments(equations, {output.updates for output in updating.values()}, part)
+        arguments = self._arguments(equations, {*stored, *(o.updates for o in updating.values())}, part)
         outputs = _outputs(dict.fromkeys(handed_out), updating.values())
         function = Function(SEGMENT, arguments, tuple(equations), outputs)
         updates = {name: str(output.updates) for name, output in updating.items()}

@@ -115,20 +115,12 @@ def _before(task: int, base: SimulatedGraph, begin: float) -> int | None:
     return int(queue[place - 1]) if place and times.end[queue[place - 1]] == begin else None
 
 
-STAGES: Mapping[BlockKind, Stage] = {
-    "taken": "forward",
-    "step": "forward",
-    "summed": "forward",
-    "returned": "backward",
-    "collected": "backward",
-    "back": "backward",
-    "added": "backward",
-    "read": "update",
-    "norm": "update",
-    "known": "update",
-    "stored": "forward",
-    "updated": "update",
+KINDS_OF: Mapping[Stage, tuple[BlockKind, ...]] = {
+    "forward": ("taken", "step", "summed", "stored"),
+    "backward": ("returned", "collected", "back", "added"),
+    "update": ("read", "norm", "known", "updated"),
 }
+STAGES = {kind: stage for stage, kinds in KINDS_OF.items() for kind in kinds}
 
 
 @attrs.frozen(eq=False)

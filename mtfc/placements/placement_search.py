@@ -11,7 +11,6 @@ import attrs
 
 from mtfc.compiler.cost.device_graph import Machine
 from mtfc.compiler.ir.core import Program
-from mtfc.compiler.ir.training import updated
 from mtfc.placements.exhaustive import best_strategy
 from mtfc.placements.mcmc import ChainSettings, McmcSearch, PlacementResult, SearchBudget
 from mtfc.placements.operators.cotangent_flow import cotangent_flow
@@ -105,15 +104,6 @@ class PlacementSpace:
         return self.evaluator.full(expert_strategy(self.graph, choices, node, self.main))
 
 
-def _without_frozen(graph: OperatorGraph, program: Program) -> OperatorGraph:
-    """Return the graph of a training step, which computes no gradients of frozen parameters."""
-    own = ((value.name, graph.slices.get(value.name, (value.name,))[0]) for value in graph.parameters)
-    training = program.training
-    declared = {parameter.name for parameter in program.parameters} - program.states
-    trained = updated(training) if training is not None and training.updates else declared
-    return attrs.evolve(graph, frozen=frozenset(name for name, full in own if full not in trained))
-
-
 def placement_space(
     program: Program,
     hardware: Machine,
@@ -130,7 +120,7 @@ def placement_space(
     than there is. operators: those of the program, if they are known.
     """
     compile_loops()
-    graph = _without_frozen(operators or operators_of(program), program)
+    graph = operators or operators_of(program)
     found = cotangent_flow(graph)
     choices = configurations(found, hardware, max(devices, parts))
     tasks = StrategyTasks(found, hardware, devices, program.training, choices, times, is_limited)

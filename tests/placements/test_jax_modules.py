@@ -14,6 +14,7 @@ from mtfc.backends.common.prelude import definitions
 from mtfc.backends.jax.backend import ATTENTION, PRELUDE, RANDOM
 from mtfc.compiler.diagnostics import CompileError
 from mtfc.compiler.ir.core import Program
+from mtfc.compiler.passes.pipelines import run, simplification
 from mtfc.driver.data.inputs import draw_batch
 from mtfc.driver.loading.placement_case import PlacementCase
 from mtfc.driver.loading.selection import ONE_DEVICE, UNDISTRIBUTED, LayoutOnMesh
@@ -23,7 +24,7 @@ from mtfc.placements.declarations import placement_text
 from mtfc.placements.operators.strategy import random_strategy
 from mtfc.placements.placement_search import placement_space
 from mtfc.placements.running.jax.plan import ModulePlan
-from mtfc.placements.running.jax.step import StepWriter
+from mtfc.placements.running.jax.step import FunctionWriter
 from mtfc.placements.running.placed_program import PlacedProgram
 from tests.harness import load
 from tests.placements.placement_programs import DENSE, PROGRAMS, SCALARS, prepared
@@ -105,6 +106,53 @@ placement stages on 4 = {
 """Operators follow one another over two groups of devices, with micro-batches."""
 
 
+WHOLE = """
+dim batch = 8
+dim io = 6
+dim hidden = io
+model whole(x: [batch, io], y: [batch, io]) {
+  param gain: [] = constant(0.7)
+  param w: [io, hidden] = normal(stddev = 0.5)
+  h = gain * tanh(einsum(x, w -> [batch, hidden]))
+  loss = mean(square(h - rename(y, io -> hidden)))
+  return h, loss
+}
+train whole {
+  minimize loss
+  clip = 0.01
+  average = 0.9
+  report grad_norm, h
+  optimizer = adafactor(learning_rate = 0.1)
+}
+"""
+"""A parameter is a number, the optimizer looks at whole parameters, and an array is reported."""
+
+WEIGHED = """
+dim batch = 8
+dim io = 6
+dim hidden = io
+model weighed(x: [batch, io], m: [batch]) {
+  param w: [io, hidden] = normal(stddev = 0.3)
+  state seen: [] = 1.0
+  update seen = seen * 0.5 + mean(x)
+  h = seen * tanh(einsum(x, w -> [batch, hidden]))
+  n = sum(square(m))
+  loss = sum(square(h) * m * m) / n
+  other = mean(h)
+  return loss, n, other
+}
+train weighed {
+  minimize loss
+  accumulate = 3
+  weigh_by = n
+  clip = 0.01
+  report n, other, grad_norm
+  optimizer = adam(learning_rate = 0.1)
+}
+"""
+"""Micro-batches have weights, and the model has a state."""
+
+
 def case_of(text: str) -> tuple[Program, PlacementCase]:
     module = load(text)
     return module.programs[0], PlacementCase(module.placements[0], module.programs[0])
@@ -112,9 +160,15 @@ def case_of(text: str) -> tuple[Program, PlacementCase]:
 
 def random_case(name: str, seed: int, devices: int) -> tuple[Program, PlacementCase]:
     """Return a program under a random placement."""
-    space = placement_space(prepared(name), find_hardware("k80_cluster", {}), devices)
+    return drawn(PROGRAMS[name], seed, devices)
+
+
+def drawn(text: str, seed: int, devices: int) -> tuple[Program, PlacementCase]:
+    """Return the program of a text under a random placement."""
+    program = run(load(text).programs[0], simplification())
+    space = placement_space(program, find_hardware("k80_cluster", {}), devices)
     strategy = random_strategy(space.choices, Random(seed))
-    return case_of(PROGRAMS[name] + placement_text("drawn", devices, space.graph, strategy))
+    return case_of(text + placement_text("drawn", devices, space.graph, strategy))
 
 
 def trained(session: Session, program: Program) -> dict[str, Any]:
@@ -174,6 +228,12 @@ def test_training_is_that_of_the_undistributed_program(text: str) -> None:
     agree(placed(program, case), undistributed(program))
 
 
+@pytest.mark.parametrize("text", [WHOLE, WEIGHED], ids=["whole", "weighed"])
+def test_what_follows_the_passes_is_that_of_the_undistributed_program(text: str) -> None:
+    program, case = drawn(text, 7, 2)
+    agree(placed(program, case), undistributed(program))
+
+
 def test_gradients_stored_in_16_bits_are_added_in_32_bits() -> None:
     """The gradient of each micro-batch is 1 for `w`; a sum of 16 bits would stop to grow at 256."""
     program, case = case_of("""
@@ -210,9 +270,9 @@ def test_one_device_needs_no_transfers() -> None:
     assert not re.search(r"= send\(", case.source(program))
 
 
-def step_writer(program: Program, case: PlacementCase) -> StepWriter:
-    writer = StepWriter(ModulePlan(PlacedProgram(program, case.placement, case.declared)))
-    writer.text()
+def step_writer(program: Program, case: PlacementCase) -> FunctionWriter:
+    writer = FunctionWriter(ModulePlan(PlacedProgram(program, case.placement, case.declared)))
+    writer.with_passes("step")
     return writer
 
 
@@ -276,5 +336,5 @@ def test_a_smaller_batch_leaves_out_the_splits_that_do_not_divide_it() -> None:
         + "placement p on 4 = { h: { batch: 2, hidden: 2 } on [0, 1, 2, 3] }\n"
     )
     smaller = load("import nn\nimport losses\n" + DENSE.replace("batch = 8", "batch = 3")).programs[0]
-    pieces = ModulePlan(PlacedProgram(smaller, case.placement, program)).pieces["w"]
+    pieces = ModulePlan(PlacedProgram(smaller, case.placement, program)).parameters["w"]
     assert [(each.device, each.ends) for each in pieces] == [(0, ((0, 12), (0, 8))), (1, ((0, 12), (8, 16)))]

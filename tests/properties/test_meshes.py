@@ -18,7 +18,7 @@ from mtfc.frontend.layouts.legality import check_layout
 from mtfc.meshes.mesh_labels import MeshPart
 from mtfc.meshes.module import generate
 from mtfc.meshes.multi_mesh_program import MultiMeshProgram
-from mtfc.meshes.part_programs import part_programs
+from mtfc.meshes.segments import part_programs
 from tests.generators.programs import programs
 from tests.generators.scope import Options
 from tests.harness import HasSource, call, differentiated, exact_data, functions, load, tolerance

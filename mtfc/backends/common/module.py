@@ -98,11 +98,11 @@ def summary(function: Function) -> str:
     return f"Compute {', '.join(output.name for output in function.handed_out)}{more}."
 
 
-def value_and_grad(program: Program, module: str) -> list[str]:
+def value_and_grad(program: Program, zeros: str) -> list[str]:
     """Return the function that computes the loss and its gradients, as `jax.value_and_grad` of the loss would.
 
     The list is empty if the program has no functions of gradients. `accumulate` and `clip` are arguments if the file asks for
-    them, and `with_state` if the model has state. `module` is `np` or `jnp`.
+    them, and `with_state` if the model has state. `zeros` is a function that makes zeros like an array.
     """
     if not program.has_function("batch_gradients") or program.training is None:
         return []
@@ -130,7 +130,7 @@ def value_and_grad(program: Program, module: str) -> list[str]:
         ),
         '    """',
         f"    outputs, gradients = {chosen}(params, inputs, step)",
-        *(_new_state(program.training.minimize, gradients, module) if states else ()),
+        *(_new_state(program.training.minimize, gradients, zeros) if states else ()),
         *([] if states else [f'    return outputs["{program.training.minimize}"], {gradients}']),
     ]
     names = "".join(f'    "{name}",\n' for name in states)
@@ -138,11 +138,11 @@ def value_and_grad(program: Program, module: str) -> list[str]:
     return [*table, "\n".join(lines) + "\n"]
 
 
-def _new_state(loss: str, gradients: str, module: str) -> list[str]:
+def _new_state(loss: str, gradients: str, zeros: str) -> list[str]:
     """Return the statements that tell new states from gradients: a state has a gradient of zeros."""
     return [
         "    new = {name: gradients[name] for name in MODEL_STATE}",
-        f"    gradients = {{**gradients, **{{name: {module}.zeros_like(params[name]) for name in MODEL_STATE}}}}",
+        f"    gradients = {{**gradients, **{{name: {zeros}(params[name]) for name in MODEL_STATE}}}}",
         f'    loss = outputs["{loss}"]',
         f"    return (loss, {{**params, **new}}) if with_state else loss, {gradients}",
     ]

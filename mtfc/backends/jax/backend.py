@@ -8,7 +8,7 @@ names are those that `common/emitter.py` lists, and `make_mesh`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from mtfc.backends.common.emitter import WIDTH, Dialect, Emitter
 from mtfc.backends.common.forms import FORMS, NAMES
@@ -145,16 +145,24 @@ def generate(program: Program) -> str:
     sections += [tables(program, spec), _make_mesh(mesh), PLACING]
     sections += initial_functions(program, "jnp", dtype_text, _maker)
     sections += [_function(program, function) for function in program.functions]
-    sections += value_and_grad(program, "jnp")
-    text = "\n".join(sections)
+    sections += value_and_grad(program, "jnp.zeros_like")
     shared = {*definitions(ATTENTION[:1]).values()}
-    sections += [in_jax(x) if x in shared else x for x in prelude(text, (*PRELUDE, *ATTENTION))]
-    drawn = [in_jax(source) for source in prelude(text, RANDOM)]
-    sections += [DRAWING, *drawn] if drawn else []
-    if is_wide(program):
-        sections.insert(0, 'jax.config.update("jax_enable_x64", True)\n')
-    body = "\n\n".join(sections)
-    return f"{HEADER.format(title=title(program), jax=JAX)}\n{imports(IMPORTS, body)}\n{body}"
+    needed = prelude("\n".join(sections), (*PRELUDE, *ATTENTION))
+    needed = [in_jax(x) if x in shared else x for x in needed]
+    return f"{HEADER.format(title=title(program), jax=JAX)}\n{completed(sections, needed, is_wide(program))}"
+
+
+def completed(
+    sections: Sequence[str],
+    needed: Iterable[str],
+    wide: bool = False,
+    table: Iterable[tuple[str, str]] = IMPORTS,
+) -> str:
+    """Return the text of a module without its docstring: imports, sections, the functions that they need, random numbers."""
+    drawn = [in_jax(source) for source in prelude("\n".join(sections), RANDOM)]
+    first = ['jax.config.update("jax_enable_x64", True)\n'] * wide
+    body = "\n\n".join([*first, *sections, *needed, *([DRAWING, *drawn] if drawn else [])])
+    return f"{imports(table, body)}\n{body}"
 
 
 def segment(program: Program) -> str:

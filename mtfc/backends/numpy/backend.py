@@ -86,7 +86,7 @@ def generate(program: Program, checked: bool = False) -> str:
     functions = [
         Emitter(speech).function(f, NAMES[f.name], summary(f), _checks(program, f)) for f in program.functions
     ]
-    sections = [layouts, *initial(program), *functions, *value_and_grad(program, "np")]
+    sections = [layouts, *initial(program), *functions, *value_and_grad(program, "np.zeros_like")]
     sections += [SIMULATION, *prelude("\n".join(sections), PRELUDE, PUBLIC)]
     body = "\n\n".join(sections)
     return f"{HEADER.format(title=title(program))}\n{imports(IMPORTS, body)}\n{body}"

@@ -105,7 +105,7 @@ def parts_of(declared: MultiMeshLayout, rules: Sequence[Layout] | None = None) -
 
 def check_multi_mesh(programs: Sequence[Program], layouts: Sequence[MultiMeshLayout]) -> Iterator[Diagnostic]:
     """Yield the errors and warnings of layouts of several meshes: each part must be legal for its equations."""
-    from mtfc.meshes.part_programs import part_programs
+    from mtfc.meshes.segments import part_programs
 
     for declared in layouts:
         chosen = [each for each in programs if declared.is_for(each.name)]

@@ -29,7 +29,7 @@ from mtfc.driver.searching.written import declared_name
 from mtfc.frontend.layouts.layout_text import PartText, multi_mesh_text
 from mtfc.meshes.mesh_labels import MeshPart, part_at, rest_of
 from mtfc.meshes.multi_mesh_step import MultiMeshStep, multi_mesh_step
-from mtfc.meshes.part_programs import part_programs
+from mtfc.meshes.segments import part_programs
 from mtfc.reports.meshes_report import Ending, MultiMeshSearchResult
 
 

@@ -360,15 +360,11 @@ def run_placed(
     Return outputs, and gradients of parameters, by name; without training there are no gradients. arithmetic: the arguments of
     `numpy_runner.Arithmetic`.
     """
-    from mtfc.compiler.passes.pipelines import simplification
-    from mtfc.placements.operators.cotangent_flow import cotangent_flow
-    from mtfc.placements.operators.operator_graph import operators_of
     from mtfc.placements.running.numpy_runner import Arithmetic, execute
-    from mtfc.placements.running.placed_program import PlacedProgram, strategy_for
+    from mtfc.placements.running.placed_program import PlacedProgram
 
-    known = PlacedProgram(program, case.placement, case.declared).configurations()
-    graph = operators_of(run_passes(program, simplification()))
-    found = execute(cotangent_flow(graph), strategy_for(graph, known), arrays, Arithmetic(*arithmetic))
+    placed = PlacedProgram(program, case.placement, case.declared, "gradients")
+    found = execute(placed, arrays, Arithmetic(*arithmetic))
     return dict(found.outputs), dict(found.gradients)
 
 

@@ -23,6 +23,7 @@ import attrs
 from mtfc.compiler.ir.core import Equation, Function, Output, Program, Value
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.structure import renaming
+from mtfc.compiler.ir.training import updated
 from mtfc.compiler.ir.types import FLOATS, Dim
 from mtfc.compiler.passes.autodiff.backward import active_values
 from mtfc.placements.operators.unroll_loops import Slices, Unrolled, unroll
@@ -106,9 +107,16 @@ class OperatorGraph:
 
 
 def operators_of(program: Program) -> OperatorGraph:
-    """Return the operator graph of a model's forward pass, after precision and local rewrites."""
-    minimize = program.training.minimize if program.training is not None else None
-    return operator_graph(unroll(program.function("forward")), minimize)
+    """Return the operator graph of a model's forward pass, after precision and local rewrites.
+
+    Without updates no parameter is frozen.
+    """
+    training, unrolled = program.training, unroll(program.function("forward"))
+    graph = operator_graph(unrolled, training.minimize if training is not None else None)
+    declared = {parameter.name for parameter in program.parameters} - program.states
+    trained = (updated(training) if training is not None else ()) or declared
+    own = ((value.name, unrolled.slices.get(value.name, (value.name,))[0]) for value in graph.parameters)
+    return attrs.evolve(graph, frozen=frozenset(name for name, whole in own if whole not in trained))
 
 
 def operator_graph(unrolled: Unrolled, loss: str | None) -> OperatorGraph:

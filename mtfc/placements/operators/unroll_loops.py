@@ -103,16 +103,18 @@ def _iterations(eqn: Equation) -> int:
 
 
 def _given(builder: Builder, argument: Argument) -> LazyValue:
-    return (LazyParameter if argument.role == "parameter" else LazyArgument)(builder, argument.value)
+    if argument.role == "parameter":
+        return LazyParameter(builder, argument.value)
+    return LazyValue(builder, argument.value.type, argument.value)
 
 
 class LazyValue:
     """A value that is made when it is asked for. `type` is the type of the whole."""
 
-    def __init__(self, builder: Builder, type: TensorType) -> None:
+    def __init__(self, builder: Builder, type: TensorType, whole: Value | None = None) -> None:
         self.builder, self.type = builder, type
         self._slices: dict[tuple[Dim, int], LazyValue] = {}
-        self._whole: Value | None = None
+        self._whole = whole
 
     def whole(self) -> Value:
         """Return the value, made by equations on the first call."""
@@ -132,14 +134,6 @@ class LazyValue:
 
     def _slice(self, dim: Dim, index: int) -> LazyValue:
         return LazySlice(self, dim, index)
-
-
-class LazyArgument(LazyValue):
-    """An argument of the function."""
-
-    def __init__(self, builder: Builder, value: Value) -> None:
-        super().__init__(builder, value.type)
-        self._whole = value
 
 
 class LazyParameter(LazyValue):

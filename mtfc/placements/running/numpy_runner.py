@@ -20,13 +20,12 @@ from mtfc.compiler.ir.opdef import Shard
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.elementwise import numpy_dtype
 from mtfc.compiler.ir.types import TensorType
-from mtfc.placements.operators.cotangent_flow import CotangentFlow
-from mtfc.placements.operators.strategy import Strategy
 from mtfc.placements.running.jax.parts import ModuleFunctions, Origin, WrittenFunction
-from mtfc.placements.running.jax.passes import PlacedGraph, PlacedRun, whole_of
-from mtfc.placements.running.jax.pieces import StoredPiece, pieces_of
-from mtfc.placements.running.jax.sums import pieces_by_value, summed_gradients
-from mtfc.placements.running.jax.tasks import Ends, HeldPiece, TaskList
+from mtfc.placements.running.jax.pieces import PiecesByName, StoredPiece
+from mtfc.placements.running.jax.plan import ModulePlan
+from mtfc.placements.running.jax.step import FunctionWriter, Returned, Unpacked
+from mtfc.placements.running.jax.tasks import Ends, TaskList
+from mtfc.placements.running.placed_program import PlacedProgram
 
 Array = Any
 
@@ -49,67 +48,47 @@ class Arithmetic:
 
 
 def execute(
-    flow: CotangentFlow,
-    strategy: Strategy,
-    arrays: Mapping[str, Array],
-    arithmetic: Arithmetic = Arithmetic(),
+    placed: PlacedProgram, arrays: Mapping[str, Array], arithmetic: Arithmetic = Arithmetic()
 ) -> Executed:
-    """Run the forward and backward pass of a graph under a strategy.
+    """Run the forward and backward pass of a program under a placement. Raises `CompileError` (E317, E319).
 
     arrays: the model's inputs and parameters by name. Arrays that loops slice are whole, and so are their gradients.
     """
     tasks = ArrayTasks(Names(()), arithmetic=arithmetic)
-    placed = PlacedGraph(flow, strategy, ArrayFunctions(tasks))
-    stored = _stored(placed)
-    by_value = pieces_by_value(stored)
-    loss = flow.graph.loss
-    seed = None if loss is None else partial(tasks.filled, loss.type, 1)
-    run = PlacedRun(placed, tasks, _held(flow, tasks, stored, arrays), seed)
-    run.run()
-    gradients: dict[str, Array] = {}
-    for value in {
-        value: None for step in flow.graph.steps for value in step.arguments if value in flow.gradients[step]
-    }:
-        name = placed.origin(value)[0]
-        gradients.setdefault(name, arithmetic.numpy.zeros_like(arrays[name]))
-    reduced = summed_gradients(tasks, by_value, [run])
-    for name, whole in gradients.items():
-        for piece in stored[name]:
-            if (piece.value.name, piece.device) in reduced:
-                whole[_index(piece)] = tasks.arrays[reduced[piece.value.name, piece.device]]
-    sent = tasks.sent
-    outputs = {
-        output.name: tasks.arrays[run.gathered(output.value, whole_of(output.value), 0, 0)[0]]
-        for output in flow.graph.function.outputs
-    }
-    return Executed(outputs, gradients, sent)
+    plan = ModulePlan(placed, ArrayFunctions(tasks))
+    writer = ArrayWriter(plan, tasks, arrays)
+    writer.gradients()
+    outputs, gradients = dict[str, Array](), dict[str, Array]()
+    for output in placed.program.function("forward").handed_out:
+        outputs[output.name] = tasks.arrays[str(writer.returned[output.name])]
+    for name in plan.differentiated():
+        gradients[name] = arithmetic.numpy.zeros_like(arrays[name])
+        for piece, variable in zip(plan.parameters[name], writer.returned[f"d_{name}"], strict=True):
+            gradients[name][_index(piece)] = tasks.arrays[variable]
+    return Executed(outputs, gradients, tasks.sent)
 
 
-def _stored(placed: PlacedGraph) -> dict[str, list[StoredPiece]]:
-    """Return the pieces of each argument: what the parts on a device need of it."""
-    found: dict[str, list[StoredPiece]] = {}
-    for role in dict.fromkeys(argument.role for argument in placed.graph.function.arguments):
-        for value, regions in placed.stored(role).items():
-            name, at = placed.origin(value)
-            found.setdefault(name, []).extend(pieces_of(value, regions, at))
-    return found
+class ArrayWriter(FunctionWriter):
+    """Computes a function of a module at once. arrays: its arguments. returned: the variables of its outputs."""
 
+    def __init__(self, plan: ModulePlan, tasks: ArrayTasks, arrays: Mapping[str, Array]) -> None:
+        super().__init__(plan, tasks)
+        self.arrays, self.returned = arrays, Returned()
 
-def _held(
-    flow: CotangentFlow,
-    tasks: ArrayTasks,
-    stored: Mapping[str, Sequence[StoredPiece]],
-    arrays: Mapping[str, Array],
-) -> dict[Value, list[HeldPiece]]:
-    """Put the pieces of arguments on their devices."""
-    given = {argument.value.name: argument.value for argument in flow.graph.function.arguments}
-    found: dict[Value, list[HeldPiece]] = {}
-    for name, piece in ((name, piece) for name, pieces in stored.items() for piece in pieces):
-        value = given[piece.value.name]
-        array = tasks.numpy.asarray(arrays[name])[_index(piece)]
-        variable = tasks.put(array.astype(numpy_dtype(np, value.type.dtype)), piece.device)
-        found.setdefault(value, []).append(HeldPiece(piece.device, piece.ends, variable))
-    return found
+    def unpacked(self, source: str, pieces: PiecesByName, turn: int = 0) -> Unpacked:
+        """Put the pieces of arguments on their devices; return their variables."""
+        return {name: [self._put(name, piece) for piece in own] for name, own in pieces.items()}
+
+    def _put(self, name: str, piece: StoredPiece) -> str:
+        tasks = self.tasks
+        assert isinstance(tasks, ArrayTasks), "tasks are computed at once"
+        array = tasks.numpy.asarray(self.arrays[name])[_index(piece)]
+        return tasks.put(array.astype(numpy_dtype(np, piece.value.type.dtype)), piece.device)
+
+    def definition(self, name: str, signature: str, doc: str, returned: Mapping[str, Returned]) -> str:
+        """Keep the variables of the outputs; there is no text."""
+        self.returned = returned["outputs"]
+        return ""
 
 
 def _index(piece: StoredPiece) -> tuple[Any, ...]:
@@ -140,6 +119,10 @@ class ArrayTasks(TaskList):
         shape = tuple(dim.size for dim in type.dims)
         return self.put(self.numpy.full(shape, value, numpy_dtype(np, type.dtype)), device)
 
+    def full(self, type: TensorType, value: float, device: int, wanted: str) -> str:
+        """Return a variable with an array of equal numbers on a device."""
+        return self.filled(type, value, device)
+
     def apply(
         self, device: int, function: str, given: Sequence[object], wanted: Sequence[str], work: int = 1
     ) -> list[str]:
@@ -149,6 +132,9 @@ class ArrayTasks(TaskList):
         operands = [self.arrays[each] if isinstance(each, str) else each for each in given]
         compute = self.functions.get(function) or getattr(self, f"_{function}")
         return [self.put(array, device) for array in compute(*operands)]
+
+    def _at(self, position: int, device: int) -> list[Array]:
+        return [self.numpy.asarray(np.int32(position))]
 
     def _send(self, x: Array, device: int) -> list[Array]:
         return [x.copy()]

@@ -242,6 +242,22 @@ def _micro_batches(
     totals, sums, states = over_micro_batches(
         builder, forward, arguments, micro, names, weights, gradients, layout, scale
     )
+    outputs, sums = means(builder, forward, training, totals, sums)
+    return Differentiated(builder, arguments, outputs, sums, states, state)
+
+
+def means(
+    builder: Builder,
+    forward: Function,
+    training: Training,
+    totals: Mapping[str, Value],
+    sums: dict[Value, Value],
+) -> tuple[dict[str, Value], dict[Value, Value]]:
+    """Append the means of outputs and gradients over micro-batches.
+
+    totals, sums: the sums of outputs, with their weights as factors, of weights, and of gradients. forward: with all weights.
+    """
+    weights, unit = weights_of(forward, training), unit_of(forward, training)
     shares = {name: inverse(builder, totals[by]) for name, by in weights.items()}
     if weights:
         total = totals[str(training.weigh_by)]
@@ -250,11 +266,11 @@ def _micro_batches(
         shares[str(training.weigh_by)] = builder.like(1.0, total)
     dtypes = {output.name: output.value.type.dtype for output in forward.outputs}
     outputs = dict[str, Value]()
-    for name in names:
-        share = shares.get(name) or builder.like(1 / micro.size, totals[name])
+    for name in returned_outputs(forward, training):
+        share = shares.get(name) or builder.like(1 / training.accumulate, totals[name])
         mean = builder("mul", totals[name], builder.cast(share, totals[name].type.dtype))
         outputs[name] = builder.cast(mean, dtypes[name]) if dtypes[name] in FLOATS else mean
-    return Differentiated(builder, arguments, outputs, sums, states, state)
+    return outputs, sums
 
 
 def gradient_functions(
@@ -267,15 +283,17 @@ def gradient_functions(
     state has its new value.
     """
     forward = bound(program.function("forward"), training=True)
-    yield _gradients("batch_gradients", _whole_batch(forward, training), training, program.states)
+    yield gradient_function("batch_gradients", _whole_batch(forward, training), training, program.states)
     if micro is not None:
         found = _micro_batches(forward, training, micro, layout)
-        yield _gradients("step_gradients", found, training, program.states)
+        yield gradient_function("step_gradients", found, training, program.states)
     if training.clip is not None:
         yield _clipping(forward, training, training.clip, program.states)
 
 
-def _gradients(name: str, found: Differentiated, training: Training, states: Collection[str]) -> Function:
+def gradient_function(
+    name: str, found: Differentiated, training: Training, states: Collection[str]
+) -> Function:
     """Return the function of the loss, the gradient of each parameter, and the new value of each state.
 
     The gradient of a parameter that the loss does not depend on is zeros.
@@ -367,6 +385,13 @@ def with_step(program: Program, training: Training, with_gradients: bool = False
         if micro is None
         else _micro_batches(forward, training, micro, layout, is_step=True)
     )
+    functions = (*program.functions, *more, *finished_step(program, training, found))
+    done = attrs.evolve(training, updates=(), learning_rate=None)
+    return attrs.evolve(program, functions=functions, training=done)
+
+
+def finished_step(program: Program, training: Training, found: Differentiated) -> Iterator[Function]:
+    """Append norm, clipping, updates and reports to a step; yield the function of averages if there are some, and the step."""
     builder, scale = found.builder, found.scale
     names = _named_gradients(builder.body, found.gradients)
     builder.stage, builder.span = "update", training.span
@@ -382,7 +407,7 @@ def with_step(program: Program, training: Training, with_gradients: bool = False
         averages = averages_of(builder, training.average, changed, gradients)
         states += averages.arguments
         others += averages.outputs
-        more = (*more, averages.function(forward))
+        yield averages.function(found.arguments)
     others += [Output(name, value, name) for name, value in found.states.items()]
     builder.span = training.span
     changed += kept_unless(builder, good, others, [a.value for a in (*found.arguments, *states)])
@@ -394,9 +419,7 @@ def with_step(program: Program, training: Training, with_gradients: bool = False
     handed = [Output(name, values[name]) for name in (training.minimize, *training.report)]
     replacing = _apart(handed, (*changed, *unchanged))
     step = Function("step", (*found.arguments, *states), tuple(builder.body), (*handed, *replacing))
-    functions = (*program.functions, *more, numbered(rename_values(step, names)))
-    done = attrs.evolve(training, updates=(), learning_rate=None)
-    return attrs.evolve(program, functions=functions, training=done)
+    yield numbered(rename_values(step, names))
 
 
 def _unchanged(arguments: Iterable[Argument], changed: Iterable[Output]) -> Iterator[Output]:

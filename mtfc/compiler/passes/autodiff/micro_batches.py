@@ -79,7 +79,7 @@ def over_micro_batches(
     inner.body = list(body.body)
     scaled = Value(inner.names.fresh(scale.name), scale.type) if scale else None
     given = {output.name: output.value for output in body.handed_out}
-    numbers = {by: inner.wide(_as_float(inner, given[by])) for by in dict.fromkeys(weights.values())}
+    numbers = weight_numbers(inner, given, weights)
     weight = numbers[weights[outputs[0]]] if weights else None
     found = gradients(inner, body, scaled, weight)
     outside = dict(zip((a.value for a in body.arguments), (a.value for a in arguments), strict=False))
@@ -91,8 +91,7 @@ def over_micro_batches(
     if weight:
         is_there = _is_there(inner, weight)
         found = {parameter: inner("mask", is_there, g) for parameter, g in found.items()}
-    reported = {name: inner.wide(_as_float(inner, given[name])) for name in outputs} | numbers
-    reported |= {name: _weighed(inner, reported[name], numbers[by]) for name, by in weights.items()}
+    reported = weighed_terms(inner, given, outputs, weights, numbers)
     sums = {f"sum_{name}": value for name, value in reported.items()}
     sums |= {f"d_{parameter.name}": g for parameter, g in found.items()}
     states = replaced_by(body)
@@ -105,6 +104,23 @@ def over_micro_batches(
     of_parameters = {outside[p]: total for p, total in zip(found, of_gradients, strict=True)}
     new = dict(zip(states, loop.results[len(sums) :], strict=True))
     return dict(zip(reported, totals, strict=True)), of_parameters, new
+
+
+def weight_numbers(b: Builder, given: Mapping[str, Value], weights: Mapping[str, str]) -> dict[str, Value]:
+    """Append the weights of a micro-batch as floats of 32 bits at least. given: its outputs."""
+    return {by: b.wide(_as_float(b, given[by])) for by in dict.fromkeys(weights.values())}
+
+
+def weighed_terms(
+    b: Builder,
+    given: Mapping[str, Value],
+    outputs: Iterable[str],
+    weights: Mapping[str, str],
+    numbers: dict[str, Value],
+) -> dict[str, Value]:
+    """Append what a micro-batch adds to the sums of outputs and of weights. numbers: see `weight_numbers`."""
+    found = {name: b.wide(_as_float(b, given[name])) for name in outputs} | numbers
+    return found | {name: _weighed(b, found[name], numbers[by]) for name, by in weights.items()}
 
 
 def _is_there(b: Builder, weight: Value) -> Value:

@@ -43,9 +43,9 @@ class Averages:
     def arguments(self) -> list[Argument]:
         return [self.steps, *self.of.values()]
 
-    def function(self, forward: Function) -> Function:
+    def function(self, given: Iterable[Argument]) -> Function:
         """Return the function from parameters and states to parameters with their averages; others stay as they are."""
-        parameters = [argument for argument in forward.arguments if argument.role == "parameter"]
+        parameters = [argument for argument in given if argument.role == "parameter"]
         arguments = (*parameters, *self.arguments)
         builder = Builder(Names(argument.value.name for argument in arguments), self.steps.span, "update")
         started = builder("gt", self.steps.value, builder.constant(0.0, "f32"))

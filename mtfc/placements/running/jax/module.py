@@ -8,27 +8,24 @@ task's operands are there. The module has the public names of other modules (`co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from mtfc.backends.common.module import (
     argument_tables,
-    arguments,
     dict_text,
-    imports,
     initial_functions,
     is_wide,
     outputs_table,
     type_tables,
+    value_and_grad,
 )
 from mtfc.backends.common.prelude import prelude
-from mtfc.backends.jax.backend import DRAWING, JAX, PRELUDE, RANDOM, dtype_text, in_jax
 from mtfc.backends.jax.backend import IMPORTS as MESH_IMPORTS
-from mtfc.compiler.ir.training import average_of
+from mtfc.backends.jax.backend import JAX, PRELUDE, completed, dtype_text
 from mtfc.compiler.ir.types import TensorType
-from mtfc.placements.running.jax.gradients import value_and_grad
-from mtfc.placements.running.jax.plan import PLACED, ModulePlan, function_text, outputs_of, seed_of, whole_on
-from mtfc.placements.running.jax.step import StepWriter
-from mtfc.placements.running.jax.sums import summed_gradients
+from mtfc.placements.running.jax.pieces import StoredPiece
+from mtfc.placements.running.jax.plan import PLACED, ModulePlan
+from mtfc.placements.running.jax.step import FunctionWriter
 from mtfc.placements.running.placed_program import PlacedProgram
 
 HEADER = '''\
@@ -65,57 +62,61 @@ def bind(devices):
 WITH_STEP = ("step", "module")
 """Kinds of modules that train; `module` is the one with all public functions."""
 
+ON_PIECES = ("averaged", "clip_gradients")
+"""Functions that need no passes."""
+
 ALWAYS = ("shard", "unshard", "place", "at", "filled", "narrowed", "overflow", "mismatch", "raise_if")
 
 
 def generate(placed: PlacedProgram) -> str:
     """Return the module's text. Raises `CompileError` (E317, E319) for a placement that does not fit the program."""
     plan = ModulePlan(placed)
-    functions = [_forward(plan)]
+    functions = [FunctionWriter(plan).forward()]
     if placed.of == "gradients":
-        functions.append(_gradients(plan))
+        functions.append(FunctionWriter(plan).gradients())
     elif placed.of in WITH_STEP and plan.trains:
-        functions.append(StepWriter(plan).text())
-        functions += [_averaged(plan)] if plan.training and plan.training.average is not None else []
-        functions += value_and_grad(plan) if placed.of == "module" else []
+        functions += _of_training(plan)
     initial = initial_functions(plan.lowered, "jnp", dtype_text, _maker)
     sections = [_tables(plan), BINDING, *initial, *plan.functions.texts, *functions]
-    if is_wide(plan.lowered):
-        sections.insert(0, 'jax.config.update("jax_enable_x64", True)\n')
     title = f"{plan.program.name} under placement {placed.placement.name} on {plan.devices} devices."
-    return f"{HEADER.format(title=title, devices=plan.devices, jax=JAX)}\n{whole_module(sections, ALWAYS)}"
+    header = HEADER.format(title=title, devices=plan.devices, jax=JAX)
+    return f"{header}\n{whole_module(sections, ALWAYS, is_wide(plan.lowered))}"
 
 
-def whole_module(sections: Sequence[str], public: Sequence[str] = ()) -> str:
+def whole_module(sections: Sequence[str], public: Sequence[str] = (), wide: bool = False) -> str:
     """Return sections after the imports that they need, and before the functions of the prelude; `public` ones always."""
-    text = "\n\n".join(sections)
-    drawn = [in_jax(source) for source in prelude(text, RANDOM)]
-    needed = [*prelude(text, (*PRELUDE, *PLACED), public), *([DRAWING, *drawn] if drawn else [])]
-    body = "\n\n".join([*sections, *needed])
-    return f"{imports(IMPORTS, body)}\n{body}"
+    needed = prelude("\n\n".join(sections), (*PRELUDE, *PLACED), public)
+    return completed(sections, needed, wide, IMPORTS)
 
 
 def _tables(plan: ModulePlan) -> str:
     def entry(table: str, name: str, type: TensorType) -> str:
-        pieces = {"STATE": plan.states, "BATCHES": plan.batches}.get(table, plan.pieces)[name]
-        return f"{tuple((piece.device, piece.index) for piece in pieces)},"
+        known = {"PARAMETERS": plan.parameters, "STATE": plan.states, "BATCHES": plan.batches}
+        pieces = known.get(table, plan.inputs)[name]
+        return f"{_pieces(pieces)},"
 
     head = f"DEVICES = {plan.devices}\n\n# The device and the region of each piece.\n"
     found = [head, *argument_tables(plan.lowered, entry), _outputs(plan)]
     return "".join([*found, "}\n\n", type_tables(plan.lowered)])
 
 
+def _pieces(pieces: Sequence[StoredPiece]) -> str:
+    return str(tuple((piece.device, piece.index) for piece in pieces))
+
+
 def _outputs(plan: ModulePlan) -> str:
-    """Return the table of the outputs of functions, which have no pieces."""
+    """Return the table of the outputs of functions: gradients have pieces, and others are whole."""
     functions = {"forward": plan.lowered.function("forward")}
     if plan.placed.of == "gradients":
         functions["gradients"] = functions["forward"]
     elif plan.trains and plan.placed.of in WITH_STEP:
         functions["train_step"] = plan.lowered.function("step")
-    names = {name: [output.name for output in function.handed_out] for name, function in functions.items()}
-    if "gradients" in names:
-        names["gradients"] += [f"d_{each}" for each in plan.differentiated()]
-    return outputs_table((name, [(each, "None") for each in own]) for name, own in names.items())
+    tables = {name: [(o.name, "None") for o in function.handed_out] for name, function in functions.items()}
+    if "gradients" in tables:
+        tables["gradients"] += [
+            (f"d_{each}", _pieces(plan.parameters[each])) for each in plan.differentiated()
+        ]
+    return outputs_table(tables.items())
 
 
 def _maker(signature: str, pieces: str, doc: str, entries: list[tuple[str, str]]) -> str:
@@ -136,42 +137,10 @@ def {signature}:
 '''
 
 
-def _forward(plan: ModulePlan) -> str:
-    tasks = plan.new_tasks()
-    run_, lines = plan.start(plan.forward, tasks)
-    run_.run()
-    outputs = {name: whole_on(run_, value) for name, value in outputs_of(plan.forward).items()}
-    doc = f"Compute {', '.join(outputs)}."
-    return plan.definition("forward", "params, inputs", doc, lines, tasks, outputs)
-
-
-def _gradients(plan: ModulePlan) -> str:
-    assert plan.step is not None
-    tasks = plan.new_tasks()
-    run_, lines = plan.start(plan.step, tasks)
-    run_.seed = seed_of(plan.step, tasks, 1.0)
-    run_.run()
-    outputs = {name: whole_on(run_, value) for name, value in outputs_of(plan.step).items()}
-    writer = StepWriter(plan, tasks)
-    reduced = summed_gradients(tasks, writer.held, [run_])
-    for name in plan.differentiated():
-        outputs[f"d_{name}"] = writer.assembled(name, reduced)
-    doc = "Compute the outputs of a training step, and the gradients of params."
-    return plan.definition("gradients", "params, inputs", doc, lines, tasks, outputs)
-
-
-def _averaged(plan: ModulePlan) -> str:
-    lines = ['count = state["averaged_steps"][0]']
-    entries = []
-    for name in arguments(plan.lowered, "parameter"):
-        average = average_of(name)
-        new = [
-            f'averaged_piece(send(count, {piece.device}), state["{average}"][{i}], params["{name}"][{i}])'
-            if average in plan.states
-            else f'params["{name}"][{i}]'
-            for i, piece in enumerate(plan.pieces[name])
-        ]
-        entries.append((name, f"({', '.join(new)},)"))
-    lines.append(f"return {dict_text(entries, indent=4)}")
-    doc = "Return the params with their averages, for `forward`."
-    return function_text("averaged", "params, state", doc, lines)
+def _of_training(plan: ModulePlan) -> Iterator[str]:
+    """Yield the functions that train, and those of gradients alone if the program has them."""
+    for name in ("step", "averaged", "batch_gradients", "step_gradients", "clip_gradients"):
+        if plan.lowered.has_function(name):
+            writer = FunctionWriter(plan)
+            yield writer.on_pieces(name) if name in ON_PIECES else writer.with_passes(name)
+    yield from value_and_grad(plan.lowered, "partial(jax.tree.map, jnp.zeros_like)")

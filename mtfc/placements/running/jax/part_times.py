@@ -8,7 +8,7 @@ warm, and calls are queued without waiting, as in a step.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from hashlib import sha256
 from typing import Any
 
@@ -17,14 +17,14 @@ import numpy as np
 
 from mtfc.backends.common.devices import devices, import_jax
 from mtfc.backends.common.module import executed
-from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.types import ARRAY_DTYPES
 from mtfc.placements.operators.cotangent_flow import CotangentFlow
 from mtfc.placements.operators.operator_graph import OperatorStep
 from mtfc.placements.operators.operator_parts import OperatorParts
 from mtfc.placements.part_costs import middle
 from mtfc.placements.running.jax.module import whole_module
-from mtfc.placements.running.jax.parts import ModuleFunctions, PassFunctions, WrittenFunction, passes_of
+from mtfc.placements.running.jax.parts import ModuleFunctions, WrittenFunction
+from mtfc.placements.running.jax.passes import written_part
 
 RUNS = 3
 SECONDS = 0.02
@@ -37,7 +37,7 @@ MESSAGES = (1 << 6, 1 << 22)
 
 @attrs.frozen
 class PartPass:
-    """One pass of a part: its function and the function's text, and the types of its operands."""
+    """One pass of a part: its function, the text of the part's functions, and the types of its operands."""
 
     text: str
     function: WrittenFunction
@@ -89,21 +89,14 @@ def least_seconds(call: Callable[[], Any], clock: Callable[[], float] = time.per
 
 def passes(flow: CotangentFlow, step: OperatorStep, parts: OperatorParts) -> Iterator[PartPass]:
     """Yield the forward pass of the middle part, and its backward pass if it has one."""
-    local = flow.local(step, parts, middle(parts.degrees))
-    given = [local.values[value] for value in (*step.inputs, *step.arguments)]
-    found = passes_of(local, given, [local.values[value] for value in step.outputs], "part")
-    origins = {eqn.results[0]: origin for eqn, origin in local.sources.items()}
-    yield _pass(found, "forward", origins)
-    if found.backward is not None and flow.gradients[step]:
-        yield _pass(found, "backward", origins)
-
-
-def _pass(found: PassFunctions, which: str, origins: Mapping[Value, Any]) -> PartPass:
-    functions, function = ModuleFunctions(None), getattr(found, which)
-    written: WrittenFunction = functions.add(function, "operator", "Compute.", origins)
-    types = (argument.value.type for argument in function.arguments)
-    operands = tuple((type.dtype, tuple(dim.size for dim in type.dims)) for type in types)
-    return PartPass(functions.texts[0], written, operands)
+    functions = ModuleFunctions(None)
+    part = written_part(flow, functions, step, parts, middle(parts.degrees))
+    text = "\n\n".join(functions.texts)
+    for function, written in ((part.passes.forward, part.forward), (part.passes.backward, part.backward)):
+        if function is not None and written is not None:
+            types = (argument.value.type for argument in function.arguments)
+            operands = tuple((type.dtype, tuple(dim.size for dim in type.dims)) for type in types)
+            yield PartPass(text, written, operands)
 
 
 @attrs.define

@@ -6,8 +6,7 @@ cotangent returns the same way. A device that needs the same elements twice rece
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -20,7 +19,7 @@ from mtfc.placements.operators.operator_parts import Box, OperatorParts, PartFun
 from mtfc.placements.operators.strategy import Configuration, Strategy
 from mtfc.placements.operators.unroll_loops import Slices
 from mtfc.placements.running.jax.parts import ModuleFunctions, PassFunctions, WrittenFunction, passes_of
-from mtfc.placements.running.jax.tasks import Ends, HeldPiece, TaskList, common, volume
+from mtfc.placements.running.jax.tasks import Ends, HeldPiece, TaskList, cells, common, volume
 
 
 def whole_of(value: Value) -> Ends:
@@ -96,22 +95,28 @@ class PlacedGraph:
         key = (step, number)
         if key not in self._parts:
             parts, _ = self.of(step)
-            local = self.flow.local(step, parts, parts.place(number))
-            self._parts[key] = self._written(step, local)
+            self._parts[key] = written_part(self.flow, self.functions, step, parts, parts.place(number))
         return self._parts[key]
 
-    def _written(self, step: OperatorStep, local: PartFunction) -> PlacedPart:
-        given = [local.values[value] for value in (*step.inputs, *step.arguments)]
-        made = [local.values[value] for value in step.outputs]
-        name = self.graph.operator_of[step].name
-        passes = passes_of(local, given, made, name)
-        origins = {eqn.results[0]: origin for eqn, origin in local.sources.items()}
-        add = self.functions.add
-        forward = add(passes.forward, name, f"Compute a part of {name}.", origins)
-        backward = None
-        if passes.backward is not None and self.flow.gradients[step]:
-            backward = add(passes.backward, f"{name}_backward", f"Return gradients of {name}.", origins)
-        return PlacedPart(local, passes, forward, backward)
+
+def written_part(
+    flow: CotangentFlow,
+    functions: ModuleFunctions,
+    step: OperatorStep,
+    parts: OperatorParts,
+    place: Mapping[str, int],
+) -> PlacedPart:
+    """Write the passes of one part as functions."""
+    local = flow.local(step, parts, place)
+    given = [local.values[value] for value in (*step.inputs, *step.arguments)]
+    name = parts.operator.name
+    passes = passes_of(local, given, [local.values[value] for value in step.outputs], name)
+    origins = {eqn.results[0]: origin for eqn, origin in local.sources.items()}
+    forward, backward = functions.add(passes.forward, name, f"Compute a part of {name}.", origins), None
+    if passes.backward is not None and flow.gradients[step]:
+        doc = f"Return gradients of {name}."
+        backward = functions.add(passes.backward, f"{name}_backward", doc, origins)
+    return PlacedPart(local, passes, forward, backward)
 
 
 Contributions = dict[Any, list[HeldPiece]]
@@ -196,16 +201,15 @@ class PlacedRun:
 
     def summed(self, value: Value, terms: Sequence[HeldPiece], turn: int = 0) -> dict[int, str]:
         """Return the sum of terms with the same region on each device that has one: devices add up, then one of them."""
-        size = volume(terms[0].ends) * ITEM_BYTES[value.type.dtype]
         here: dict[int, list[str]] = {}
         for each in terms:
             here.setdefault(each.device, []).append(each.name)
         base = f"{short(value)}_sum"
-        own = {device: self.tasks.total(device, names, base) for device, names in sorted(here.items())}
-        root = list(own)[turn % len(own)]
-        sent = [self.tasks.on(name, root, size) for name in own.values()]
-        result = self.tasks.total(root, sent, base)
-        return {device: self.tasks.on(result, device, size) for device in own}
+        pieces = [
+            HeldPiece(device, terms[0].ends, self.tasks.total(device, names, base))
+            for device, names in sorted(here.items())
+        ]
+        return self.tasks.summed(pieces, ITEM_BYTES[value.type.dtype], base, turn)
 
     def _backward(self, step: OperatorStep) -> None:
         _, devices = self.placed.of(step)
@@ -308,15 +312,3 @@ def sources_of(held: Sequence[HeldPiece], wanted: Ends, device: int, turn: int) 
         return found
     one = next((i for i, region in found if region == wanted), None)
     return [(one, wanted)] if one is not None else list(cells(chosen, wanted))
-
-
-def cells(chosen: Mapping[Ends, int], wanted: Ends) -> Iterator[tuple[int, Ends]]:
-    """Cut the wanted region along the ends of pieces that overlap; yield a piece for each cell that has one."""
-    grid: list[Ends] = [()]
-    for axis, (low, high) in enumerate(wanted):
-        marks = sorted({m for ends in chosen for m in ends[axis] if low < m < high} | {low, high})
-        grid = [(*cell, step) for cell in grid for step in pairwise(marks)]
-    for cell in grid:
-        number = next((i for ends, i in chosen.items() if common(ends, cell) == cell), None)
-        if number is not None:
-            yield number, cell

@@ -6,15 +6,14 @@ parts need.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
 from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.types import Dim, TensorType
 from mtfc.placements.operators.unroll_loops import Slices
-from mtfc.placements.running.jax.passes import cells
-from mtfc.placements.running.jax.tasks import Ends, volume
+from mtfc.placements.running.jax.tasks import Ends, cells, volume
 
 Index = tuple[int | tuple[int, int], ...]
 """The index of a piece in its array: a position of each axis that a loop slices, a range of each other axis."""
@@ -43,6 +42,18 @@ class StoredPiece:
     def region(self) -> Ends:
         """The region in the array of the user's name."""
         return tuple((each, each + 1) if isinstance(each, int) else each for each in self.index)
+
+
+PiecesByName = Mapping[str, Sequence[StoredPiece]]
+"""An array, by the user's name or as a value of the unrolled program -> its pieces."""
+
+
+def pieces_by_value(pieces: Mapping[str, Iterable[StoredPiece]]) -> PiecesByName:
+    """Return the pieces of each value; those of an array that a loop slices belong to several values."""
+    found: dict[str, list[StoredPiece]] = {}
+    for piece in (piece for each in pieces.values() for piece in each):
+        found.setdefault(piece.value.name, []).append(piece)
+    return found
 
 
 def pieces_of(value: Value, held: Mapping[int, Ends], at: Slices) -> list[StoredPiece]:

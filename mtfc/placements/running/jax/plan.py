@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import cached_property
 
 import attrs
 
-from mtfc.backends.common.module import arguments, dict_text
-from mtfc.backends.common.prelude import definitions
-from mtfc.backends.jax.backend import RESERVED
+from mtfc.backends.common.module import arguments
 from mtfc.compiler.analysis.output_weights import unit_of, weights_of, with_weights
 from mtfc.compiler.diagnostics import CompileError, Diagnostic
-from mtfc.compiler.ir.builder import Names
 from mtfc.compiler.ir.core import Program, Value, source_file
 from mtfc.compiler.ir.training import updated
 from mtfc.compiler.ir.training_flag import bound
@@ -25,61 +22,52 @@ from mtfc.compiler.passes.mixed_precision import MixedPrecision
 from mtfc.compiler.passes.pipelines import differentiation, run
 from mtfc.compiler.passes.simplify import Simplify
 from mtfc.placements.operators.cotangent_flow import cotangent_flow
-from mtfc.placements.operators.operator_graph import operator_graph
-from mtfc.placements.operators.unroll_loops import Slices, unroll
+from mtfc.placements.operators.operator_graph import operators_of
+from mtfc.placements.operators.unroll_loops import Slices
 from mtfc.placements.running.jax.parts import ModuleFunctions
-from mtfc.placements.running.jax.passes import PlacedGraph, PlacedRun, hull, short, whole_of
-from mtfc.placements.running.jax.pieces import StoredPiece, cover, pieces_of
-from mtfc.placements.running.jax.tasks import Ends, HeldPiece, TaskList, dispatch_order, with_deletions
+from mtfc.placements.running.jax.passes import PlacedGraph, PlacedRun, hull, whole_of
+from mtfc.placements.running.jax.pieces import PiecesByName, StoredPiece, cover, pieces_of
+from mtfc.placements.running.jax.tasks import Ends, TaskList
 from mtfc.placements.running.jax.updates import is_local, updates_slice
 from mtfc.placements.running.placed_program import PlacedProgram, strategy_for
 
 PLACED = ("common/checks.py", "../placements/running/jax/prelude.py")
 """The files of functions that placed modules are made of, from the folder of the backends."""
 
-LOCALS = (
-    "params", "state", "inputs", "step", "outputs", "new_params", "new_state", "gradients", "states", "clipped",
-)  # fmt: skip
-
 Seed = Callable[[int], str]
 """Device -> variable with the cotangent of the loss there."""
-
-Pieces = Mapping[str, Sequence[StoredPiece]]
 
 
 class ModulePlan:
     """The graphs of a placed program and the pieces of its arrays.
 
     step: the operators of a training step; None without training. forward: those outside of training. lowered: the
-    undistributed program, which says what functions there are. pieces: those of each parameter and input, by the user's name.
+    undistributed program, which says what functions there are. inside: the program in training, before differentiation.
+    parameters, inputs: the pieces of each, by the user's name.
     """
 
-    def __init__(self, placed: PlacedProgram) -> None:
+    def __init__(self, placed: PlacedProgram, functions: ModuleFunctions | None = None) -> None:
         self.placed, self.program = placed, placed.program
         self.training = self.program.training
         self.devices = placed.placement.devices
-        self.functions = ModuleFunctions(source_file(self.program.functions))
+        self.functions = functions or ModuleFunctions(source_file(self.program.functions))
         self._configurations = placed.configurations()
-        self.lowered = run(self.program, differentiation("step"))
+        self.lowered = run(self.program, differentiation("module" if placed.of == "module" else "step"))
         self.trains = self.lowered.has_function("step")
         differentiates = self.training is not None or placed.of == "gradients"
-        inside = _in_training(self.program)
-        forward = inside.function("forward")
+        self.inside = _in_training(self.program)
+        forward = self.inside.function("forward")
         self.weights = weights_of(forward, self.training)
         self.unit = unit_of(forward, self.training) if self.training else 1.0
-        self.step = self._graph(inside) if differentiates else None
+        self.step = self._graph(self.inside) if differentiates else None
         outside = run(self.program, (MixedPrecision(), BindTraining(), Simplify(), Cse(), Dce()))
         self.forward = self._graph(outside)
         self._refuse_sliced()
-        self.pieces = {**self._parameters(), **self._inputs()}
+        self.parameters, self.inputs = self._parameters(), self._inputs()
 
     def _graph(self, program: Program) -> PlacedGraph:
         """Return the operators of a program under the placement."""
-        unrolled = unroll(numbered(program.function("forward")))
-        graph = operator_graph(unrolled, self.training.minimize if self.training else None)
-        names = (value.name for value in graph.parameters)
-        frozen = frozenset(n for n in names if unrolled.slices.get(n, (n, ()))[0] not in self.trained)
-        flow = cotangent_flow(attrs.evolve(graph, frozen=frozen))
+        flow = cotangent_flow(operators_of(program.map_functions(numbered)))
         return PlacedGraph(flow, strategy_for(flow.graph, self._configurations), self.functions)
 
     @property
@@ -90,10 +78,6 @@ class ModulePlan:
     def trained(self) -> frozenset[str]:
         """The parameters that training updates."""
         return frozenset(updated(self.training)) if self.training else frozenset()
-
-    def new_tasks(self) -> TaskList:
-        """Return an empty list for the tasks of one function of the module."""
-        return TaskList(Names((*LOCALS, *RESERVED, *definitions(PLACED))))
 
     # Pieces
 
@@ -145,7 +129,7 @@ class ModulePlan:
         return self.training.accumulate if self.training is not None and self.trains else 1
 
     @cached_property
-    def batches(self) -> Pieces:
+    def batches(self) -> PiecesByName:
         """The pieces of stacked inputs: those of each micro-batch in turn."""
         if self.accumulate == 1:
             return {}
@@ -153,13 +137,13 @@ class ModulePlan:
             name: [
                 attrs.evolve(piece, index=(micro, *piece.index))
                 for micro in range(self.accumulate)
-                for piece in self.pieces[name]
+                for piece in self.inputs[name]
             ]
             for name in arguments(self.lowered, "input")
         }
 
     @cached_property
-    def states(self) -> Pieces:
+    def states(self) -> PiecesByName:
         """The pieces of the optimizer's states: where their parameters are; scalars of all are on device 0."""
         if not self.trains:
             return {}
@@ -169,12 +153,12 @@ class ModulePlan:
             if owner is None:
                 found[name] = [StoredPiece(Value(name, type), 0, (), ())]
             else:
-                found[name] = [self._state(piece, type, owner) for piece in self.pieces[owner]]
+                found[name] = [self._state(piece, type, owner) for piece in self.parameters[owner]]
         return found
 
     def owner(self, state: str) -> str | None:
         """Return the parameter that a state belongs to; None for scalars of the whole optimizer."""
-        return max((name for name in self.pieces if state.startswith(f"{name}.")), key=len, default=None)
+        return max((name for name in self.parameters if state.startswith(f"{name}.")), key=len, default=None)
 
     def _state(self, piece: StoredPiece, type: TensorType, owner: str) -> StoredPiece:
         """Return the piece of a state that belongs to a piece of its parameter."""
@@ -193,55 +177,6 @@ class ModulePlan:
         whole = {self.step.origin(value)[0] for value in active}
         return [name for name in arguments(self.lowered, "parameter") if name in whole]
 
-    def reported(self) -> list[str]:
-        """Return the names of the step's outputs."""
-        return [output.name for output in self.lowered.function("step").handed_out]
-
-    # Passes
-
-    def start(self, placed: PlacedGraph, tasks: TaskList, micro: int = 0) -> tuple[PlacedRun, list[str]]:
-        """Return a pass whose arguments are unpacked, and the statements that unpack them."""
-        lines, held = list[str](), dict[Value, list[HeldPiece]]()
-        values = {a.value.name: a for a in placed.graph.function.arguments}
-        is_stacked = bool(self.batches) and placed is self.step
-        for name, pieces in self.pieces.items():
-            for number, piece in enumerate(pieces):
-                argument = values.get(piece.value.name)
-                if argument is None:
-                    continue
-                source = "params" if argument.role == "parameter" else "inputs"
-                before = len(pieces) * micro if source == "inputs" and is_stacked else 0
-                variable = tasks.given(short(piece.value), piece.device)
-                lines.append(f'{variable} = {source}["{name}"][{before + number}]')
-                held.setdefault(argument.value, []).append(HeldPiece(piece.device, piece.ends, variable))
-        for argument in placed.graph.function.arguments:
-            if argument.role == "step":
-                (zero,) = tasks.add(0, "at(0, 0)", [], ["number"])  # a training step has a number of its own
-                held[argument.value] = [HeldPiece(0, (), zero)]
-        return PlacedRun(placed, tasks, held), lines
-
-    def definition(
-        self,
-        name: str,
-        signature: str,
-        doc: str,
-        first: Sequence[str],
-        tasks: TaskList,
-        outputs: Mapping[str, str],
-        further: Mapping[str, Mapping[str, Sequence[str]]] | None = None,
-    ) -> str:
-        """Return the definition of a function of the module. further: dicts of arrays in pieces that it returns, too."""
-        returned = [f"outputs = {dict_text(outputs.items(), indent=4)}"]
-        stay = {*outputs.values()}
-        for group, arrays in (further or {}).items():
-            entries = [(key, f"({', '.join(pieces)},)") for key, pieces in arrays.items()]
-            returned.append(f"{group} = {dict_text(entries, indent=4)}")
-            stay.update(each for pieces in arrays.values() for each in pieces)
-        ordered = list(dispatch_order(tasks.tasks, self.devices))
-        assert len(ordered) == len(tasks.tasks), "tasks wait for each other"
-        returned.append(f"return {', '.join(['outputs', *(further or {})])}")
-        return function_text(name, signature, doc, [*first, *with_deletions(ordered, stay), *returned])
-
 
 def _in_training(program: Program) -> Program:
     """Return the program of a training step before differentiation, with the updates of the model's states."""
@@ -250,12 +185,6 @@ def _in_training(program: Program) -> Program:
     if program.training is not None and program.training.weigh_by is not None:
         flagged = with_weights(flagged)[0]
     return run(flagged, (Simplify(), Cse(), Dce()))
-
-
-def function_text(name: str, signature: str, doc: str, statements: Sequence[str]) -> str:
-    """Return the text of a function."""
-    lines = [f'"""{doc}"""', *(line for each in statements for line in each.split("\n"))]
-    return f"def {name}({signature}):\n" + "".join(f"    {line}\n" if line else "\n" for line in lines)
 
 
 def outputs_of(placed: PlacedGraph) -> dict[str, Value]:
@@ -282,16 +211,12 @@ def seed_of(
     if placed.graph.loss is None:
         return None
     type = placed.graph.loss.type
-    dtype = ARRAY_DTYPES[type.dtype]
 
     def seed(device: int) -> str:
-        if weight is not None:
-            given = [tasks.on(each, device, 4) for each in (weight(), scale) if each is not None]
-            text = f'scaled_share({given[1] if scale else 1.0}, {share!r}, "{dtype}", {given[0]})'
-            return tasks.add(device, text, given, ["d_loss"])[0]
-        if scale is None:
-            return tasks.add(device, tasks.filled(type, share, device), [], ["d_loss"])[0]
-        there = tasks.on(scale, device, 4)
-        return tasks.add(device, f'scaled_share({there}, {share!r}, "{dtype}")', [there], ["d_loss"])[0]
+        factors = [tasks.on(each, device, 4) for each in (scale, weight and weight()) if each is not None]
+        if not factors:
+            return tasks.full(type, share, device, "d_loss")
+        text = f'scaled({share!r}, "{ARRAY_DTYPES[type.dtype]}", {", ".join(factors)})'
+        return tasks.add(device, text, factors, ["d_loss"])[0]
 
     return seed

@@ -84,60 +84,17 @@ def rounded(x, like):
 
 
 @jax.jit
-def mean(*outputs):
-    """Return the mean of outputs of several micro-batches, added up in 32 bits at least."""
-    summed = total(*(widened(x) for x in outputs)) * (1 / len(outputs))
-    return summed.astype(outputs[0].dtype) if jnp.issubdtype(outputs[0].dtype, jnp.floating) else summed
-
-
-def sum_or_one(weights):
-    """Return the sum of weights of micro-batches; 1 in the place of 0."""
-    summed = total(*(widened(x) for x in weights))
-    return jnp.where(summed != 0, summed, 1)
-
-
-@jax.jit
-def weighed_mean(outputs, weights):
-    """Return the weighed mean of outputs of several micro-batches. An output of weight 0 counts as 0."""
-    terms = [masked(widened(x) * w, w) for x, w in zip(outputs, weights, strict=True)]
-    found = total(*terms) / sum_or_one(weights)
-    return found.astype(outputs[0].dtype) if jnp.issubdtype(outputs[0].dtype, jnp.floating) else found
-
-
-@jax.jit
 def masked(x, weight):
     """Return a gradient; zeros for a micro-batch of weight 0."""
     return jnp.where(weight != 0, x, 0)
 
 
-@partial(jax.jit, static_argnums=1)
-def weighed(x, unit, *weights):
-    """Return the sum of the gradients of several micro-batches by the sum of the weights in a unit."""
-    return (widened(x) / (sum_or_one(weights) * unit)).astype(x.dtype)
-
-
-@jax.jit
-def root(x):
-    """Return the square root."""
-    return jnp.sqrt(x)
-
-
-@partial(jax.jit, static_argnums=2)
-def scaled_share(scale, share, dtype, weight=1):
-    """Return the share of a loss scale, weighed."""
-    return jnp.asarray(scale * share * weight, dtype)
-
-
-@jax.jit
-def averaged_piece(count, average, x):
-    """Return an average of a parameter; the parameter itself before the first step."""
-    return jnp.where(count > 0, average.astype(x.dtype), x)
-
-
-@jax.jit
-def kept(norm, new, old):
-    """Return new numbers if the norm of the gradients is finite, else the old ones."""
-    return jnp.where(jnp.isfinite(norm), new, old)
+@partial(jax.jit, static_argnums=(0, 1))
+def scaled(share, dtype, *factors):
+    """Return a share times a loss scale, a weight, or both."""
+    for each in factors:
+        share = share * each
+    return jnp.asarray(share, dtype)
 
 
 def numbered(step):

@@ -10,7 +10,8 @@ from __future__ import annotations
 import heapq
 import keyword
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from math import prod
 
 import attrs
@@ -93,6 +94,10 @@ class TaskList:
         shape = tuple(dim.size for dim in type.dims)
         return f'filled({shape}, {value}, "{ARRAY_DTYPES[type.dtype]}", {device})'
 
+    def full(self, type: TensorType, value: float, device: int, wanted: str) -> str:
+        """Return a variable with an array of equal numbers on a device."""
+        return self.add(device, self.filled(type, value, device), [], [wanted])[0]
+
     def on(self, name: str, device: int, size: int) -> str:
         """Return a variable on a device, sent there if it is on another. size: its bytes."""
         source = self.device[name]
@@ -133,6 +138,29 @@ class TaskList:
             return names[0]
         return self.apply(device, "total", names, [base])[0]
 
+    def summed(self, held: Sequence[HeldPiece], item: int, base: str, turn: int = 0) -> dict[int, str]:
+        """Return the sum of pieces on each device that holds one; a piece without a name has no term. item: bytes of an element.
+
+        One of the devices with the same elements adds them up, and sends the sum to all.
+        """
+        parts: dict[int, list[HeldPiece]] = {piece.device: [] for piece in held}
+        for region in regions_of([piece.ends for piece in held]):
+            holders = [piece for piece in held if common(piece.ends, region) == region]
+            terms = [self.cut(piece.name, piece.ends, region) for piece in holders if piece.name]
+            if not terms:
+                continue
+            root = holders[turn % len(holders)].device
+            sent = [self.on(name, root, item * volume(region)) for name in terms]
+            total = self.total(root, sent, base)
+            for piece in holders:
+                name = self.on(total, piece.device, item * volume(region))
+                parts[piece.device].append(HeldPiece(piece.device, region, name))
+        return {
+            piece.device: self.joined(piece.device, piece.ends, parts[piece.device], base, adds=True)
+            for piece in held
+            if parts[piece.device]
+        }
+
     def _once(self, key: tuple[object, ...], make: object) -> str:
         if key not in self._known:
             self._known[key] = make()  # type: ignore[operator]
@@ -152,6 +180,27 @@ def common(one: Ends, other: Ends) -> Ends | None:
     """Return the region that two regions share, or None."""
     found = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
     return found if all(a < b for a, b in found) else None
+
+
+def cells(chosen: Mapping[Ends, int], wanted: Ends) -> Iterator[tuple[int, Ends]]:
+    """Cut the wanted region along the ends of pieces that overlap; yield a piece for each cell that has one."""
+    grid: list[Ends] = [()]
+    for axis, (low, high) in enumerate(wanted):
+        marks = sorted({m for ends in chosen for m in ends[axis] if low < m < high} | {low, high})
+        grid = [(*cell, step) for cell in grid for step in pairwise(marks)]
+    for cell in grid:
+        number = next((i for ends, i in chosen.items() if common(ends, cell) == cell), None)
+        if number is not None:
+            yield number, cell
+
+
+def regions_of(alike: Sequence[Ends]) -> Iterator[Ends]:
+    """Yield regions that do not overlap, and of which each given region consists."""
+    marks = dict.fromkeys(alike, 0)
+    if all(common(a, b) is None for a in marks for b in marks if a != b):
+        yield from marks
+        return
+    yield from dict.fromkeys(cell for ends in marks for _, cell in cells(marks, ends))
 
 
 def dispatch_order(tasks: Sequence[PlacedTask], devices: int) -> Iterator[PlacedTask]:
