@@ -34,7 +34,7 @@ from mtfc.compiler.ir.training import (
     updated,
 )
 from mtfc.compiler.ir.training_flag import bound
-from mtfc.compiler.ir.types import FLOATS, Dim, Layout, scalar
+from mtfc.compiler.ir.types import FLOATS, Dim, scalar
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.autodiff.backward import backward
 from mtfc.compiler.passes.autodiff.loop_gradient import with_constant_unbounded_loops
@@ -218,7 +218,6 @@ def _micro_batches(
     forward: Function,
     training: Training,
     micro: Dim,
-    layout: Layout,
     is_step: bool = False,
 ) -> Differentiated:
     """Return the mean outputs and gradients over a loop's micro-batches.
@@ -240,7 +239,7 @@ def _micro_batches(
 
     scale = state.scale.value if state else None
     totals, sums, states = over_micro_batches(
-        builder, forward, arguments, micro, names, weights, gradients, layout, scale
+        builder, forward, arguments, micro, names, weights, gradients, scale
     )
     outputs, sums = means(builder, forward, training, totals, sums)
     return Differentiated(builder, arguments, outputs, sums, states, state)
@@ -273,9 +272,7 @@ def means(
     return outputs, sums
 
 
-def gradient_functions(
-    program: Program, training: Training, micro: Dim | None, layout: Layout
-) -> Iterator[Function]:
+def gradient_functions(program: Program, training: Training, micro: Dim | None) -> Iterator[Function]:
     """Yield the parts of a step that compute loss and gradients, so that another optimizer can replace the file's.
 
     `batch_gradients` is for one batch, `step_gradients` for several micro-batches, and `clip_gradients` scales the gradients of
@@ -285,7 +282,7 @@ def gradient_functions(
     forward = bound(program.function("forward"), training=True)
     yield gradient_function("batch_gradients", _whole_batch(forward, training), training, program.states)
     if micro is not None:
-        found = _micro_batches(forward, training, micro, layout)
+        found = _micro_batches(forward, training, micro)
         yield gradient_function("step_gradients", found, training, program.states)
     if training.clip is not None:
         yield _clipping(forward, training, training.clip, program.states)
@@ -378,12 +375,11 @@ def with_step(program: Program, training: Training, with_gradients: bool = False
     forward, micro = bound(program.function("forward"), training=True), None
     if training.accumulate > 1:
         program, micro = with_micro_dim(program, training.accumulate)
-    layout = program.layout or Layout("none")
-    more = tuple(gradient_functions(program, training, micro, layout)) if with_gradients else ()
+    more = tuple(gradient_functions(program, training, micro)) if with_gradients else ()
     found = (
         _whole_batch(forward, training, is_step=True)
         if micro is None
-        else _micro_batches(forward, training, micro, layout, is_step=True)
+        else _micro_batches(forward, training, micro, is_step=True)
     )
     functions = (*program.functions, *more, *finished_step(program, training, found))
     done = attrs.evolve(training, updates=(), learning_rate=None)

@@ -9,7 +9,7 @@ layers and gradients move between their stored form and that of the stages once 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import attrs
 
@@ -26,7 +26,7 @@ from mtfc.compiler.ir.loops import (
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.collectives import axes_of
 from mtfc.compiler.ir.rewrite import Substitution, fresh_copy, names_of
-from mtfc.compiler.ir.types import FLOATS, Dim, Layout, TensorType, scalar
+from mtfc.compiler.ir.types import FLOATS, Dim, TensorType, scalar
 
 Gradients = Callable[[Builder, Function, "Value | None", "Value | None"], Mapping[Value, Value]]
 """Appends to the builder the gradients of a function's parameters for a loss scale and a weight: parameter -> gradient."""
@@ -63,7 +63,6 @@ def over_micro_batches(
     outputs: Sequence[str],
     weights: Mapping[str, str],
     gradients: Gradients,
-    layout: Layout,
     scale: Value | None = None,
 ) -> tuple[dict[str, Value], dict[Value, Value], dict[str, Value]]:
     """Append the loop; return the sums over micro-batches of the named `outputs` and of each parameter's gradient.
