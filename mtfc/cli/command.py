@@ -7,13 +7,12 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from keyword import iskeyword
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 from mtfc.cli.errors import choose_color, diagnosed, encode_anything, guarded
 from mtfc.cli.option_text import add_options
-
-if TYPE_CHECKING:
-    from mtfc.driver.loading.sources import Sources
+from mtfc.cli.options import Options
+from mtfc.driver.errors import OK
 
 DESCRIPTION = """\
 mtfc compiles tensor programs over named dimensions (.mtf files) to programs for a mesh of processors.
@@ -66,7 +65,7 @@ class Subcommand(Protocol):
     EXAMPLES: str
     OPTIONS: str
 
-    def run(self, options: argparse.Namespace, sources: Sources) -> int: ...
+    def run(self, options: Options) -> int | None: ...
 
 
 def _subcommand(name: str) -> Subcommand:
@@ -172,7 +171,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command and return its exit status."""
     encode_anything()
     try:
-        options = make_parser(arguments).parse_args(arguments)
+        options = make_parser(arguments).parse_args(arguments, Options())
     except SystemExit as end:
         return int(end.code or 0)
     choose_color(options.color)
@@ -184,11 +183,11 @@ def main(arguments: Sequence[str]) -> int:
         return guarded(lambda: _run(options))
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(options: Options) -> int:
     """Import late what `--help` does not need."""
     from mtfc.driver.loading.sources import Sources
 
-    sources = Sources()
+    options.sources = Sources()
     run = _subcommand(options.command).run
 
     def with_graph() -> int:
@@ -197,6 +196,6 @@ def _run(options: argparse.Namespace) -> int:
             from mtfc.driver.loading.graph_file import graph_file
 
             options.graph, options.file = graph_file(file)
-        return run(options, sources)
+        return run(options) or OK
 
-    return diagnosed(with_graph, sources, getattr(options, "format", "text"))
+    return diagnosed(with_graph, options.sources, getattr(options, "format", "text"))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-from mtfc.driver.errors import OK
-from mtfc.driver.loading.sources import Sources
+from mtfc.cli.options import Options
 
 EXAMPLES = """\
 examples:
@@ -25,7 +24,7 @@ OPTIONS = f"  SHELL  {' or '.join(SHELLS)}"
 CHOICES = {"shell": SHELLS}
 
 
-def run(options: argparse.Namespace, sources: Sources) -> int:
+def run(options: Options) -> None:
     from mtfc.cli.command import make_parser
     from mtfc.driver.data.packages import import_package
     from mtfc.driver.help_pages import topics
@@ -41,7 +40,6 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
             if word in str(action.metavar):
                 action.complete = getattr(shtab, sort)  # type: ignore[attr-defined]
     print(shtab.complete(parser, shell=options.shell))
-    return OK
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:

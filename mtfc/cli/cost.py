@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
-
-from mtfc.cli.options import LOWERING, chosen, program, selection, show
-from mtfc.driver.loading.sources import Sources
+from mtfc.cli.options import LOWERING, Options, program, selection
 
 EXAMPLES = """\
 examples:
@@ -21,7 +18,7 @@ OPTIONS = f"""{program()}
 {LOWERING}{selection("all")}"""
 
 
-def run(options: argparse.Namespace, sources: Sources) -> int:
+def run(options: Options) -> None:
     from mtfc.driver.cost import model_costs
 
-    return show(model_costs(options.file, chosen(options), sources, options.symbolic), options, sources)
+    options.show(model_costs(options.file, options.choice, options.sources, options.symbolic))

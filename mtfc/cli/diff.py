@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
-
-from mtfc.cli.options import LOWERING, chosen, program, selection, show
-from mtfc.driver.loading.sources import Sources
+from mtfc.cli.options import LOWERING, Options, program, selection
 
 EXAMPLES = """\
 examples:
@@ -24,8 +21,7 @@ OPTIONS = f"""{program()}
 {LOWERING}{selection("the first two", several=True)}"""
 
 
-def run(options: argparse.Namespace, sources: Sources) -> int:
+def run(options: Options) -> None:
     from mtfc.driver.diff import diff
 
-    asked = options.file, chosen(options), options.layout, options.target, sources
-    return show(diff(*asked), options, sources)
+    options.show(diff(options.file, options.choice, options.layout, options.target, options.sources))

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
-
-from mtfc.cli.options import FORMAT
+from mtfc.cli.options import FORMAT, Options
 from mtfc.driver.errors import ENVIRONMENT, OK
-from mtfc.driver.loading.sources import Sources
 
 EXAMPLES = """\
 examples:
@@ -19,15 +16,10 @@ Status 3 if mtfc itself cannot work; a missing extra is no failure.
 OPTIONS = FORMAT
 
 
-def run(options: argparse.Namespace, sources: Sources) -> int:
+def run(options: Options) -> int:
     from mtfc.driver.doctor import examine
     from mtfc.reports.doctor_report import doctor_text
 
     record = examine()
-    if options.format == "json":
-        import json
-
-        print(json.dumps(record, indent=2))
-    else:
-        print(doctor_text(record), end="")
+    options.print(lambda: record, lambda: doctor_text(record))
     return OK if record["ok"] else ENVIRONMENT

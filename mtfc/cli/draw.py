@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
-
-from mtfc.cli.options import chosen, program, read_files, selection
-from mtfc.driver.data.files import check_apart, check_writable, write_text
-from mtfc.driver.errors import OK
-from mtfc.driver.loading.sources import Sources
+from mtfc.cli.options import Options, program, selection
+from mtfc.driver.data.files import write_text
 
 EXAMPLES = """\
 examples:
@@ -25,10 +21,9 @@ OPTIONS = f"""{program()}
 REQUIRED = "output"
 
 
-def run(options: argparse.Namespace, sources: Sources) -> int:
+def run(options: Options) -> None:
     from mtfc.driver.draw import drawing
 
-    check_apart({"-o": options.output}, read_files(options))
-    check_writable(options.output)
-    write_text(options.output, drawing(options.file, chosen(options), sources, options.array).svg)
-    return OK
+    options.check_outputs("-o")
+    found = drawing(options.file, options.choice, options.sources, options.array)
+    write_text(options.output, found.svg)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
-import json
-
 from mtfc.cli.hosts import HOSTS, run_joined
-from mtfc.cli.option_text import record_of
-from mtfc.cli.options import FORMAT, OF_PARAMETERS, SOURCE, WHOLE_DOCUMENTS, chosen, selection
-from mtfc.driver.loading.sources import Sources
+from mtfc.cli.options import FORMAT, OF_PARAMETERS, SOURCE, WHOLE_DOCUMENTS, Options, selection
+from mtfc.driver.errors import OK
 from mtfc.driver.options import EvalOptions
 from mtfc.driver.training.evaluation import evaluate
 from mtfc.driver.training.hosts import Hosts
@@ -35,13 +31,13 @@ RECORDS = EvalOptions, Hosts
 REQUIRED = "data params"
 
 
-def run(options: argparse.Namespace, sources: Sources) -> int:
-    given = record_of(options, EvalOptions, choice=chosen(options), hosts=record_of(options, Hosts))
-    return run_joined(given.hosts, lambda: _run(given, options.format, sources), sources, options.format)
+def run(options: Options) -> int:
+    given = options.record(EvalOptions, hosts=options.record(Hosts))
+    return run_joined(given.hosts, lambda: _run(given, options), options)
 
 
-def _run(given: EvalOptions, format: str, sources: Sources) -> int:
-    found = evaluate(given, sources)
+def _run(given: EvalOptions, options: Options) -> int:
+    found = evaluate(given, options.sources)
     if found is not None:
-        print(found.table() if format == "text" else json.dumps(found.record(), indent=2))
-    return 0
+        options.print(found.record, found.table)
+    return OK

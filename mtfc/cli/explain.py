@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
-
-from mtfc.cli.options import LOWERING, chosen, program, selection, show
-from mtfc.driver.errors import OK
-from mtfc.driver.loading.sources import Sources
+from mtfc.cli.options import LOWERING, Options, program, selection
 
 EXAMPLES = """\
 examples:
@@ -20,14 +16,14 @@ examples:
 OPTIONS = program(", the code of a diagnostic") + LOWERING + selection("the first")
 
 
-def run(options: argparse.Namespace, sources: Sources) -> int:
+def run(options: Options) -> None:
     from mtfc.driver.help_pages import code_section, is_code
 
     if is_code(options.file):
         from mtfc.cli.help import print_paged
 
         print_paged(code_section(options.file))
-        return OK
+        return
     from mtfc.driver.explain import explain
 
-    return show(explain(options.file, chosen(options), sources), options, sources)
+    options.show(explain(options.file, options.choice, options.sources))

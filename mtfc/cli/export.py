@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
-
-from mtfc.cli.import_ import EXCHANGE, show_written
-from mtfc.cli.option_text import record_of
-from mtfc.cli.options import SOURCE, chosen
-from mtfc.driver.errors import OK
+from mtfc.cli.import_ import EXCHANGE
+from mtfc.cli.options import SOURCE, Options
 from mtfc.driver.exchange.exchange import export_weights
-from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import ExchangeOptions
 
 EXAMPLES = """\
@@ -30,7 +25,6 @@ RECORDS = (ExchangeOptions,)
 REQUIRED = "params output"
 
 
-def run(options: argparse.Namespace, sources: Sources) -> int:
-    given = record_of(options, ExchangeOptions, choice=chosen(options), source=options.params)
-    show_written(export_weights(given, sources), options)
-    return OK
+def run(options: Options) -> None:
+    written = export_weights(options.record(ExchangeOptions, source=options.params), options.sources)
+    options.print(written.record, written.report)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
-
+from mtfc.cli.options import Options
 from mtfc.driver.errors import ERRORS, OK, say
-from mtfc.driver.loading.sources import Sources
 
 EXAMPLES = """\
 examples:
@@ -20,10 +18,10 @@ OPTIONS = """
 """
 
 
-def run(options: argparse.Namespace, sources: Sources) -> int:
+def run(options: Options) -> int:
     from mtfc.driver.format import format_file
 
-    changed = [path for path in options.files if format_file(path, options.check, sources)]
+    changed = [path for path in options.files if format_file(path, options.check, options.sources)]
     if not options.check:
         return OK
     for path in changed:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 
+from mtfc.cli.options import Options
 from mtfc.driver.errors import OK
-from mtfc.driver.loading.sources import Sources
 
 EXAMPLES = """\
 examples:
@@ -18,7 +17,7 @@ examples:
 OPTIONS = "  [TOPIC]  a page, a diagnostic, or a command"
 
 
-def run(options: argparse.Namespace, sources: Sources) -> int:
+def run(options: Options) -> int:
     from mtfc.cli.command import SUBCOMMANDS, main
     from mtfc.driver.help_pages import page, topics
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mtfc.cli.errors import diagnosed, guarded, leave
-from mtfc.driver.loading.sources import Sources
+from mtfc.cli.options import Options
 from mtfc.driver.training.hosts import Hosts, keep_libraries_quiet
 
 HOSTS = """
@@ -19,11 +19,11 @@ several processes:
 """The place of this process among others: the fields of `Hosts`."""
 
 
-def run_joined(hosts: Hosts, action: Callable[[], int], sources: Sources, format: str) -> int:
+def run_joined(hosts: Hosts, action: Callable[[], int], options: Options) -> int:
     """Return the status of `action`; one of several processes ends at once, because libraries would wait for the others."""
     if not hosts.are_several:
         return action()
     hosts.check()
     keep_libraries_quiet()
-    status = guarded(lambda: diagnosed(action, sources, format))
+    status = guarded(lambda: diagnosed(action, options.sources, options.format))
     return leave(status)

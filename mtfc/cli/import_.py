@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
-import json
-
-from mtfc.cli.option_text import record_of
-from mtfc.cli.options import FORMAT, MODEL, SOURCE, chosen
-from mtfc.driver.errors import OK
-from mtfc.driver.exchange.exchange import WrittenFile, import_weights
-from mtfc.driver.loading.sources import Sources
+from mtfc.cli.options import FORMAT, MODEL, SOURCE, Options
+from mtfc.driver.exchange.exchange import import_weights
 from mtfc.driver.options import ExchangeOptions
 
 EXCHANGE = f"""
@@ -35,13 +29,6 @@ RECORDS = (ExchangeOptions,)
 REQUIRED = "from output"
 
 
-def run(options: argparse.Namespace, sources: Sources) -> int:
-    show_written(
-        import_weights(record_of(options, ExchangeOptions, choice=chosen(options)), sources), options
-    )
-    return OK
-
-
-def show_written(written: WrittenFile, options: argparse.Namespace) -> None:
-    """Print a line or a JSON record about a file."""
-    print(json.dumps(written.record(), indent=2) if options.format == "json" else written.report())
+def run(options: Options) -> None:
+    written = import_weights(options.record(ExchangeOptions), options.sources)
+    options.print(written.record, written.report)

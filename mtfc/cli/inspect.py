@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
-
-from mtfc.cli.options import LOWERING, chosen, program, selection, show
-from mtfc.driver.loading.sources import Sources
+from mtfc.cli.options import LOWERING, Options, program, selection
 
 EXAMPLES = """\
 examples:
@@ -25,8 +22,7 @@ OPTIONS = f"""{program()}
 REQUIRED = "target"
 
 
-def run(options: argparse.Namespace, sources: Sources) -> int:
+def run(options: Options) -> None:
     from mtfc.driver.inspect import inspect
 
-    found = inspect(options.file, options.target, chosen(options), sources, options.apply)
-    return show(found, options, sources)
+    options.show(inspect(options.file, options.target, options.choice, options.sources, options.apply))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import shlex
 from pathlib import PurePath
 
-from mtfc.driver.errors import OK
-from mtfc.driver.loading.sources import Sources
+from mtfc.cli.options import Options
 
 EXAMPLES = """\
 examples:
@@ -17,7 +15,7 @@ examples:
 OPTIONS = "  DIR  the new folder"
 
 
-def run(options: argparse.Namespace, sources: Sources) -> int:
+def run(options: Options) -> None:
     from mtfc.driver.new_project import new_project
 
     files = new_project(options.folder)
@@ -28,4 +26,3 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
         f"Start with `mtfc check {shlex.quote(shown)}`; README.md has the rest.",
         sep="\n",
     )
-    return OK

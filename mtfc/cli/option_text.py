@@ -20,15 +20,13 @@ import argparse
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import attrs
 
 ARGUMENT = re.compile(r"  (\[?)([A-Z]+)(\.\.\.)?\]?  +(\S.*)")
 OPTION = re.compile(r"  ((?:-\w, )?--?[\w-]+)(?: (\S+))?  +(\S.*)")
-
-Record = TypeVar("Record", bound="attrs.AttrsInstance")
 
 
 def count(text: str) -> int:
@@ -232,9 +230,3 @@ def _add(
     if "; repeatable" in about:
         given["action"], default = "append", defaults.get(field, [])
     group.add_argument(*names, default=default, required=name in required, **given)
-
-
-def record_of(options: argparse.Namespace, record: type[Record], **others: Any) -> Record:
-    """Return a record of the options that are fields of it; `others` are fields that no option names."""
-    names = [field.name for field in record.__attrs_attrs__ if hasattr(options, field.name)]
-    return record(**{name: getattr(options, name) for name in names} | others)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
-import json
+from typing import TextIO
 
-from mtfc.cli.option_text import record_of
-from mtfc.cli.options import FORMAT, MODEL, chosen, program, read_files
+from mtfc.cli.options import FORMAT, MODEL, Options, program
 from mtfc.cli.progress import figures_line
-from mtfc.driver.data.files import check_apart, check_writable, report_to, write_text
+from mtfc.driver.data.files import write_text
 from mtfc.driver.errors import ERRORS, INTERRUPTED, OK, say
-from mtfc.driver.loading.sources import Sources
-from mtfc.driver.loading.target import file_of
 from mtfc.driver.options import ChainOptions, SearchOptions
 from mtfc.driver.searching.search import DEFAULT_TARGET, SPACES, search
 from mtfc.driver.searching.space import SearchAnswer
@@ -74,29 +70,27 @@ with --space soap:
 RECORDS = SearchOptions, ChainOptions
 
 
-def run(options: argparse.Namespace, sources: Sources) -> int:
+def run(options: Options) -> int:
     from mtfc.compiler.search.found import NothingFits
 
-    inputs = {**read_files(options), "--target": file_of(options.target)}
-    check_apart({"-o": options.output, "--export": options.export}, inputs)
-    check_writable(options.output, options.export)
+    to = options.check_outputs("-o", "--export")
     try:
         with figures_line(".4g", options.budget):
-            found = search(_options(options), sources, exports=options.export is not None)
+            found = search(_options(options), options.sources, exports=options.export is not None)
     except NothingFits as error:
         say(f"{options.file}: {error}")
         return ERRORS
     except KeyboardInterrupt:
         say(f"{options.file}: interrupted before anything was found")
         return INTERRUPTED
-    return _show(found, options, sources)
+    return _show(found, options, to)
 
 
-def _options(options: argparse.Namespace) -> SearchOptions:
-    return record_of(options, SearchOptions, choice=chosen(options), chains=record_of(options, ChainOptions))
+def _options(options: Options) -> SearchOptions:
+    return options.record(SearchOptions, chains=options.record(ChainOptions))
 
 
-def _show(found: SearchAnswer, options: argparse.Namespace, sources: Sources) -> int:
+def _show(found: SearchAnswer, options: Options, to: TextIO) -> int:
     """Write and print the result, and the answer to `--why-not`. Return the exit status."""
     from mtfc.compiler.search.found import NothingFits
 
@@ -109,12 +103,9 @@ def _show(found: SearchAnswer, options: argparse.Namespace, sources: Sources) ->
     except NothingFits as error:
         say(f"{options.file}: {error}")
         return ERRORS
-    to = report_to(options.output, options.export)
-    if options.format == "json":
-        extra = {"why_not": answer.record()} if answer else {}
-        print(json.dumps({**found.result.record(), **extra}, indent=2), file=to)
-        return OK
-    print(found.result.report(), file=to)
-    if answer:
-        print(f"\n{answer.report(sources.with_library())}", end="", file=to)
+    extra = {"why_not": answer.record()} if answer else {}
+    more = [answer.report(options.sources.with_library()).removesuffix("\n")] if answer else []
+    options.print(
+        lambda: found.result.record() | extra, lambda: "\n\n".join([found.result.report(), *more]), to
+    )
     return OK

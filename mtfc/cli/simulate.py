@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 
-from mtfc.cli.options import LOWERING, chosen, program, read_files, selection, show
-from mtfc.driver.data.files import check_apart, check_writable, report_to, write_text
-from mtfc.driver.errors import OK, UsageError
-from mtfc.driver.loading.sources import Sources
-from mtfc.driver.loading.target import file_of
+from mtfc.cli.options import LOWERING, Options, program, selection
+from mtfc.driver.data.files import write_text
+from mtfc.driver.errors import UsageError
 
 EXAMPLES = """\
 examples:
@@ -35,38 +32,33 @@ REQUIRED = "target"
 DEFAULTS = {"parameter_servers": 0}
 
 
-def run(options: argparse.Namespace, sources: Sources) -> int:
+def run(options: Options) -> None:
     from mtfc.driver.simulate import simulate
 
-    check_apart({"--trace": options.trace}, {**read_files(options), "--target": file_of(options.target)})
-    check_writable(options.trace)
+    to = options.check_outputs("--trace")
     if options.target == LIST:
-        _show_machines(options, sources)
-        return OK
+        _show_machines(options)
+        return
     if options.file is None:
         raise UsageError("simulate takes a FILE; only --target list goes without one")
     found = simulate(
         options.file,
-        chosen(options),
+        options.choice,
         options.target,
-        sources,
+        options.sources,
         options.place,
         options.measured,
         options.parameter_servers,
     )
-    to = report_to(options.trace)
     if options.trace is not None:
         write_text(options.trace, json.dumps(found.trace()) + "\n")
-    return show(found, options, sources, to)
+    options.show(found, to)
 
 
-def _show_machines(options: argparse.Namespace, sources: Sources) -> None:
+def _show_machines(options: Options) -> None:
     """Print the machines that `--target` can name."""
     from mtfc.driver.simulate import machines
     from mtfc.reports.machines_report import machines_json, machines_text
 
-    found = machines(options.file, chosen(options), sources)
-    if options.format == "json":
-        print(json.dumps(machines_json(found), indent=2))
-    else:
-        print(machines_text(found), end="")
+    found = machines(options.file, options.choice, options.sources)
+    options.print(lambda: machines_json(found), lambda: machines_text(found))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 
+from mtfc.cli.options import Options
 from mtfc.cli.progress import figures_line
-from mtfc.driver.data.files import STANDARD, check_apart, check_writable, write_text
-from mtfc.driver.errors import OK
-from mtfc.driver.loading.sources import Sources
+from mtfc.driver.data.files import STANDARD, write_text
 
 EXAMPLES = """\
 examples:
@@ -26,12 +24,10 @@ OPTIONS = """
 DEFAULTS = {"time_limit": 60.0, "format": "json", "output": STANDARD}
 
 
-def run(options: argparse.Namespace, sources: Sources) -> int:
+def run(options: Options) -> None:
     from mtfc.driver.solve import solve_file
 
-    check_apart({"-o": options.output}, {"FILE": options.file})
-    check_writable(options.output)
+    options.check_outputs("-o")
     with figures_line(",", options.time_limit):
         record = solve_file(options.file, options.time_limit)
     write_text(options.output, f"{json.dumps(record)}\n")
-    return OK
