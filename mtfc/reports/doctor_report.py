@@ -11,7 +11,7 @@ NO_JAX = "unknown without JAX: pip install 'mtfc[jax]'"
 
 def doctor_text(record: Mapping[str, Any]) -> str:
     """Return a paragraph about the machine, and a line for each extra, the devices and each backend."""
-    return "".join(f"{line}\n" for line in _lines(record))
+    return "\n".join(_lines(record))
 
 
 def _lines(record: Mapping[str, Any]) -> Iterator[str]:
