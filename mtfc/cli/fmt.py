@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mtfc.cli.options import Options
+from mtfc.driver.data.files import STANDARD, write_text
 from mtfc.driver.errors import ERRORS, OK, say
 
 EXAMPLES = """\
@@ -19,11 +20,24 @@ OPTIONS = """
 
 
 def run(options: Options) -> int:
-    from mtfc.driver.format import format_file
-
-    changed = [path for path in options.files if format_file(path, options.check, options.sources)]
+    changed = [path for path in options.files if _format(path, options)]
     if not options.check:
         return OK
     for path in changed:
         say(f"{path} is not in canonical form")
     return ERRORS if changed else OK
+
+
+def _format(path: str, options: Options) -> bool:
+    """Rewrite a file in canonical form unless `--check` is given, and return True if the canonical form differs from the file.
+
+    Standard input is printed in canonical form. Raises `CompileError` and `UsageError`.
+    """
+    from mtfc.frontend.syntax.format import format_source
+
+    file = options.sources.read(path)
+    text = options.sources.texts[file]
+    formatted = format_source(text, file)
+    if not options.check and (formatted != text or path == STANDARD):
+        write_text(path, formatted)
+    return formatted != text
