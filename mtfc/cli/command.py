@@ -198,4 +198,4 @@ def _run(options: Options) -> int:
             options.graph, options.file = graph_file(file)
         return run(options) or OK
 
-    return diagnosed(with_graph, options.sources, getattr(options, "format", "text"))
+    return diagnosed(with_graph, options)

@@ -25,5 +25,5 @@ def run_joined(hosts: Hosts, action: Callable[[], int], options: Options) -> int
         return action()
     hosts.check()
     keep_libraries_quiet()
-    status = guarded(lambda: diagnosed(action, options.sources, options.format))
+    status = guarded(lambda: diagnosed(action, options))
     return leave(status)

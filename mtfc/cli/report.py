@@ -5,7 +5,6 @@ from __future__ import annotations
 from mtfc.cli.options import MEMORY, PASSES, Options, program, selection
 from mtfc.cli.progress import figures_line
 from mtfc.driver.data.files import write_text
-from mtfc.driver.errors import ERRORS, INTERRUPTED, OK, say
 from mtfc.driver.report import ReportPage, is_run, layouts_page, run_page
 
 EXAMPLES = """\
@@ -31,21 +30,11 @@ OPTIONS = f"""{program(", or the --dir of a training run")}
 REQUIRED = "output"
 
 
-def run(options: Options) -> int:
-    from mtfc.compiler.search.found import NothingFits
-
+def run(options: Options) -> None:
     to = options.check_outputs("-o")
-    try:
-        page = _page(options)
-    except NothingFits as error:
-        say(f"{options.file}: {error}")
-        return ERRORS
-    except KeyboardInterrupt:
-        say(f"{options.file}: interrupted")
-        return INTERRUPTED
+    page = _page(options)
     write_text(options.output, page.html)
     print(f"{options.output}: {page.title}, {len(page.html.encode()) >> 10} KiB", file=to)
-    return OK
 
 
 def _page(options: Options) -> ReportPage:

@@ -7,7 +7,7 @@ from typing import TextIO
 from mtfc.cli.options import FORMAT, MODEL, Options, program
 from mtfc.cli.progress import figures_line
 from mtfc.driver.data.files import write_text
-from mtfc.driver.errors import ERRORS, INTERRUPTED, OK, say
+from mtfc.driver.errors import INTERRUPTED, OK, say
 from mtfc.driver.options import ChainOptions, SearchOptions
 from mtfc.driver.searching.search import DEFAULT_TARGET, SPACES, search
 from mtfc.driver.searching.space import SearchAnswer
@@ -71,41 +71,30 @@ RECORDS = SearchOptions, ChainOptions
 
 
 def run(options: Options) -> int:
-    from mtfc.compiler.search.found import NothingFits
-
     to = options.check_outputs("-o", "--export")
     try:
         with figures_line(".4g", options.budget):
             found = search(_options(options), options.sources, exports=options.export is not None)
-    except NothingFits as error:
-        say(f"{options.file}: {error}")
-        return ERRORS
     except KeyboardInterrupt:
         say(f"{options.file}: interrupted before anything was found")
         return INTERRUPTED
-    return _show(found, options, to)
+    _show(found, options, to)
+    return OK
 
 
 def _options(options: Options) -> SearchOptions:
     return options.record(SearchOptions, chains=options.record(ChainOptions))
 
 
-def _show(found: SearchAnswer, options: Options, to: TextIO) -> int:
-    """Write and print the result, and the answer to `--why-not`. Return the exit status."""
-    from mtfc.compiler.search.found import NothingFits
-
+def _show(found: SearchAnswer, options: Options, to: TextIO) -> None:
+    """Write and print the result, and the answer to `--why-not`."""
     if options.export is not None and found.exported is not None:
         write_text(options.export, found.exported())
     if options.output is not None:
         write_text(options.output, found.written())
-    try:
-        answer = found.why_not()
-    except NothingFits as error:
-        say(f"{options.file}: {error}")
-        return ERRORS
+    answer = found.why_not()
     extra = {"why_not": answer.record()} if answer else {}
     more = [answer.report(options.sources.with_library()).removesuffix("\n")] if answer else []
     options.print(
         lambda: found.result.record() | extra, lambda: "\n\n".join([found.result.report(), *more]), to
     )
-    return OK
