@@ -16,7 +16,7 @@ from mtfc.compiler.analysis.equation_names import names_by_place
 from mtfc.compiler.analysis.provenance import sent_arrays
 from mtfc.compiler.cost.device_graph import Machine
 from mtfc.compiler.cost.hardware import Hardware
-from mtfc.compiler.diagnostics import CompileError, Diagnostics
+from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.passes.fuse_attention import reasons
 from mtfc.driver.data.checkpoint_files import CHECKPOINTS, remote_steps, steps_in
@@ -27,7 +27,7 @@ from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.layout_targets import prepared
 from mtfc.driver.loading.selection import UNDISTRIBUTED, Case, LayoutOnMesh, Selection, say_left_out, select
 from mtfc.driver.loading.sources import Sources, known_as
-from mtfc.driver.loading.target import check_room, machine_of, target_of
+from mtfc.driver.loading.target import check_room, has_room, machine_of, target_of
 from mtfc.driver.options import SearchOptions
 from mtfc.driver.simulate import simulate_layout, simulate_placement
 from mtfc.driver.values import PathOption, file_option
@@ -189,16 +189,8 @@ def reported_layout(program: Program, case: LayoutOnMesh, hardware: Hardware) ->
     names = names_by_place(prepared(program, case.mesh, case.layout))
     function = lowered.function("step" if lowered.has_function("step") else "forward")
     sent = list(sent_arrays(function, case.mesh, case.layout, names))
-    step = simulate_layout(lowered, hardware) if _has_room(hardware, case) else None
+    step = simulate_layout(lowered, hardware) if has_room(hardware, case.mesh) else None
     return ReportedLayout(lowered, program.dims, sent, reasons(program), step)
-
-
-def _has_room(hardware: Hardware, case: Case) -> bool:
-    try:
-        check_room(hardware, case.mesh, hardware.name)
-    except CompileError:
-        return False
-    return True
 
 
 def _hardware(target: str | None, cases: Sequence[Case], selection: Selection, sources: Sources) -> Hardware:
@@ -213,7 +205,7 @@ def _hardware(target: str | None, cases: Sequence[Case], selection: Selection, s
     fitting = (
         each
         for each in selection.hardware.values()
-        if isinstance(each, Hardware) and all(_has_room(each, case) for case in cases)
+        if isinstance(each, Hardware) and all(has_room(each, case.mesh) for case in cases)
     )
     return next(fitting, None) or target_of(DEFAULT_TARGET, {}, sources)
 
