@@ -35,6 +35,7 @@ from mtfc.compiler.ir.core import Program, Stage
 from mtfc.compiler.ir.ops.collectives import KINDS
 from mtfc.compiler.ir.printer import bytes_text, layout_summary
 from mtfc.compiler.ir.types import Axes
+from mtfc.compiler.records import Summed
 from mtfc.reports.source_lines import fitted, line_of, nested, place_json, place_text, source_text
 from mtfc.reports.table import aligned, count_text, flops_text, wrapped
 
@@ -120,17 +121,13 @@ def _stages(cost: PlacedCost) -> list[Stage]:
 
 
 @attrs.frozen
-class LineCost:
+class LineCost(Summed):
     """The cost of a line: charges, the bytes that it occupies in memory, the bytes that it stores, and its seconds of a step."""
 
     charges: list[Charge] = attrs.field(factory=list)
     occupied: list[Amount] = attrs.field(factory=list)
     stored: list[Amount] = attrs.field(factory=list)
     seconds: list[Seconds] = attrs.field(factory=list)
-
-    def __add__(self, other: LineCost) -> LineCost:
-        pairs = ((getattr(self, name), getattr(other, name)) for name in attrs.fields_dict(LineCost))
-        return LineCost(*(one + two for one, two in pairs))
 
 
 Key = TypeVar("Key")
