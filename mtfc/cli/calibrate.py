@@ -1,4 +1,12 @@
-"""`mtfc calibrate`: measure this machine, and write it as a .mtf file for `--target`."""
+"""`mtfc calibrate`: measure this machine, and write it as a .mtf file for `--target`.
+
+examples:
+  mtfc calibrate -o here.mtf                            measure all devices of JAX
+  mtfc simulate model.mtf --target here.mtf             predict the time of a step on them
+  mtfc calibrate --devices 8 -o virtual.mtf             measure eight devices, virtual ones if there are fewer
+  mtfc calibrate --backend numpy -o numpy.mtf           measure the NumPy backend on one device
+  mtfc calibrate --operators model.mtf --layout found   measure the operators of a placement, for simulate --measured
+"""
 
 from __future__ import annotations
 
@@ -8,16 +16,6 @@ from mtfc.driver.calibrate import check_devices, measure
 from mtfc.driver.data.files import STANDARD, write_text
 from mtfc.driver.errors import UsageError, say
 from mtfc.driver.loading.choice import Choice
-
-EXAMPLES = """\
-examples:
-  mtfc calibrate -o here.mtf                            measure all devices of JAX
-  mtfc simulate model.mtf --target here.mtf             predict the time of a step on them
-  mtfc calibrate --devices 8 -o virtual.mtf             measure eight devices, virtual ones if there are fewer
-  mtfc calibrate --backend numpy -o numpy.mtf           measure the NumPy backend on one device
-  mtfc calibrate --operators model.mtf --layout found   measure the operators of a placement, for simulate --measured
-"""
-
 
 OPTIONS = f"""
   -o, --output OUT.mtf   write to a file

@@ -1,18 +1,17 @@
-"""`mtfc check`: print all diagnostics of a file."""
+"""`mtfc check`: print all diagnostics of a file.
 
-from __future__ import annotations
-
-from mtfc.cli.errors import show_diagnostics
-from mtfc.cli.options import FORMAT, Options, program, selection
-from mtfc.driver.errors import ERRORS, OK
-
-EXAMPLES = """\
 examples:
   mtfc check model.mtf
   mtfc check model.mtf --format json
   mtfc check model.mtf --mesh "rows:2;cols:4" --layout "batch:rows;hidden:cols"
   mtfc check train:step --args train:example --mesh data:8 --layout batch:data     check a function of JAX
 """
+
+from __future__ import annotations
+
+from mtfc.cli.errors import show_diagnostics
+from mtfc.cli.options import FORMAT, Options, program, selection
+from mtfc.driver.errors import ERRORS, OK
 
 OPTIONS = program() + FORMAT + selection("all")
 

@@ -57,12 +57,12 @@ WITH_OWN_LINES = ("train", "lsp")
 
 
 class Subcommand(Protocol):
-    """The contents of a subcommand's module.
+    """The contents of a subcommand's module, whose docstring has the examples of its help.
 
-    OPTIONS: its arguments: see `option_text.py`. A module may also have `RECORDS`, `REQUIRED`, `DEFAULTS` and `CHOICES`.
+    OPTIONS: its arguments: see `option_text.py`. A module may also have `RECORDS`, `REQUIRED`, `DEFAULTS` and `CHOICES`. MORE, if a
+    module has it: text below the examples.
     """
 
-    EXAMPLES: str
     OPTIONS: str
 
     def run(self, options: Options) -> int | None: ...
@@ -151,8 +151,9 @@ def make_parser(arguments: Sequence[str], with_all_options: bool = False) -> arg
         title = f"{summary[0].upper()}{summary[1:]}."
         added = subparsers.add_parser(name, help=summary, description=title, formatter_class=_Help)
         if name in detailed:
-            added.epilog = _subcommand(name).EXAMPLES
-            add_arguments(_subcommand(name), added)
+            module = _subcommand(name)
+            added.epilog = (module.__doc__ or "").partition("\n\n")[2] + getattr(module, "MORE", "")
+            add_arguments(module, added)
             _add_color(added, argparse.SUPPRESS)
     return parser
 

@@ -1,4 +1,17 @@
-"""`mtfc compile`: print a file at any stage of its compilation."""
+"""`mtfc compile`: print a file at any stage of its compilation.
+
+examples:
+  mtfc compile model.mtf                              print one processor's program, with its collectives
+  mtfc compile model.mtf --emit jax -o model.py       write a JAX module that runs without mtfc
+  mtfc compile model.mtf --print-ir-after all         also print the program after each pass, on standard error
+  mtfc compile model.mtf --stop-after insert-reshards
+  mtfc compile model.mtf --passes "differentiate,simplify,dce"
+  mtfc compile --passes list                          print the passes, with their options
+  mtfc compile model.ir --emit jax -o model.py        go on from a program that was printed
+  mtfc compile train:step --args train:example --layout plan.json --emit jax        print the program of a plan
+
+kinds:
+"""
 
 from __future__ import annotations
 
@@ -14,20 +27,6 @@ from mtfc.driver.data.files import STANDARD, write_text
 from mtfc.driver.errors import UsageError
 from mtfc.driver.options import CompileOptions
 
-_EXAMPLES = """\
-examples:
-  mtfc compile model.mtf                              print one processor's program, with its collectives
-  mtfc compile model.mtf --emit jax -o model.py       write a JAX module that runs without mtfc
-  mtfc compile model.mtf --print-ir-after all         also print the program after each pass, on standard error
-  mtfc compile model.mtf --stop-after insert-reshards
-  mtfc compile model.mtf --passes "differentiate,simplify,dce"
-  mtfc compile --passes list                          print the passes, with their options
-  mtfc compile model.ir --emit jax -o model.py        go on from a program that was printed
-  mtfc compile train:step --args train:example --layout plan.json --emit jax        print the program of a plan
-
-kinds:
-"""
-
 
 def _kinds() -> str:
     """Return the kinds of text in two columns: those of the compiler, and those of the backends."""
@@ -40,7 +39,7 @@ def _kinds() -> str:
 LIST = "list"
 """The word after `--passes` that prints all passes."""
 
-EXAMPLES = _EXAMPLES + _kinds()
+MORE = _kinds()
 
 OPTIONS = f"""{program(", a .ir file of IR text", is_required=False)}
   --emit KIND            default: spmd

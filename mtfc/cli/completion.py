@@ -1,4 +1,11 @@
-"""`mtfc completion`: print the completion of commands and options for a shell."""
+"""`mtfc completion`: print the completion of commands and options for a shell.
+
+examples:
+  mtfc completion bash > ~/.local/share/bash-completion/completions/mtfc
+  mtfc completion zsh > ~/.zfunc/_mtfc               with `fpath+=~/.zfunc` before `compinit` in ~/.zshrc
+  mtfc completion fish > ~/.config/fish/completions/mtfc.fish
+  eval "$(mtfc completion bash)"                     for the shell at hand
+"""
 
 from __future__ import annotations
 
@@ -6,14 +13,6 @@ import argparse
 from collections.abc import Iterator
 
 from mtfc.cli.options import Options
-
-EXAMPLES = """\
-examples:
-  mtfc completion bash > ~/.local/share/bash-completion/completions/mtfc
-  mtfc completion zsh > ~/.zfunc/_mtfc               with `fpath+=~/.zfunc` before `compinit` in ~/.zshrc
-  mtfc completion fish > ~/.config/fish/completions/mtfc.fish
-  eval "$(mtfc completion bash)"                     for the shell at hand
-"""
 
 SHELLS = "bash", "zsh", "fish", "tcsh", "powershell"
 

@@ -1,10 +1,5 @@
-"""`mtfc cost`: print the computation, communication and memory of a device under each layout."""
+"""`mtfc cost`: print the computation, communication and memory of a device under each layout.
 
-from __future__ import annotations
-
-from mtfc.cli.options import LOWERING, Options, program, selection
-
-EXAMPLES = """\
 examples:
   mtfc cost model.mtf                        print costs by source line, then all layouts side by side
   mtfc cost model.mtf --symbolic             print formulas in the file's own names
@@ -12,6 +7,9 @@ examples:
   mtfc cost train:step --args train:example --mesh data:8 --layout batch:data      print the costs of a function of JAX
 """
 
+from __future__ import annotations
+
+from mtfc.cli.options import LOWERING, Options, program, selection
 
 OPTIONS = f"""{program()}
   --symbolic             print formulas instead of numbers; JSON has both

@@ -1,10 +1,5 @@
-"""`mtfc diff`: print the difference in cost of two layouts, by line of the file."""
+"""`mtfc diff`: print the difference in cost of two layouts, by line of the file.
 
-from __future__ import annotations
-
-from mtfc.cli.options import LOWERING, Options, program, selection
-
-EXAMPLES = """\
 examples:
   mtfc diff model.mtf                                               compare the first two declared layouts
   mtfc diff model.mtf --layout data_parallel --layout hybrid
@@ -15,6 +10,9 @@ examples:
 All figures are of one device, or means of all devices if a layout has several meshes. The lines add up to the whole difference.
 """
 
+from __future__ import annotations
+
+from mtfc.cli.options import LOWERING, Options, program, selection
 
 OPTIONS = f"""{program()}
   --target HW            a machine: also print the seconds of each line there, as `mtfc simulate` predicts them

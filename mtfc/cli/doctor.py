@@ -1,6 +1,10 @@
 """`mtfc doctor`: show what is installed, and what is missing: versions, devices, and whether a small model runs.
 
-Devices and backends are tried in processes of their own: a driver that hangs or crashes is a finding too.
+examples:
+  mtfc doctor                        versions, devices, and a small model on each backend
+  mtfc doctor --format json          the same for a report of a bug
+
+Status 3 if mtfc itself cannot work; a missing extra is no failure.
 """
 
 from __future__ import annotations
@@ -19,14 +23,6 @@ from typing import Any, TypedDict
 from mtfc.cli.options import FORMAT, Options
 from mtfc.driver.errors import ENVIRONMENT, OK
 from mtfc.driver.version import installed_version
-
-EXAMPLES = """\
-examples:
-  mtfc doctor                        versions, devices, and a small model on each backend
-  mtfc doctor --format json          the same for a report of a bug
-
-Status 3 if mtfc itself cannot work; a missing extra is no failure.
-"""
 
 OPTIONS = FORMAT
 
@@ -67,7 +63,7 @@ class PackageState(TypedDict):
 
 
 class Finding(TypedDict):
-    """The answer of a process: `ok`, and a sentence."""
+    """The answer of a process: `ok`, and a sentence. Each device and backend is tried in a process, which may hang or crash."""
 
     ok: bool
     text: str

@@ -1,11 +1,5 @@
-"""`mtfc draw`: draw the arrays of a layout on its mesh, or the operators of a placement on its devices."""
+"""`mtfc draw`: draw the arrays of a layout on its mesh, or the operators of a placement on its devices.
 
-from __future__ import annotations
-
-from mtfc.cli.options import Options, program, selection
-from mtfc.driver.data.files import write_text
-
-EXAMPLES = """\
 examples:
   mtfc draw model.mtf -o model.svg                           draw the first layout
   mtfc draw model.mtf --layout hybrid --array w --array h -o model.svg
@@ -13,6 +7,10 @@ examples:
   mtfc draw train:step --args train:example --layout plan.json -o plan.svg     draw a plan of a function of JAX
 """
 
+from __future__ import annotations
+
+from mtfc.cli.options import Options, program, selection
+from mtfc.driver.data.files import write_text
 
 OPTIONS = f"""{program()}
   -o, --output OUT.svg   write the drawing to this file

@@ -1,4 +1,11 @@
-"""`mtfc eval`: the means of a model's outputs over data, with the parameters of a file or of a run."""
+"""`mtfc eval`: the means of a model's outputs over data, with the parameters of a file or of a run.
+
+examples:
+  mtfc eval model.mtf --params runs/first --data test.npz
+  mtfc eval lm.mtf --params runs/lm/checkpoints/8000 --data valid.bin:uint16 --batches 100 --layout fsdp
+  mtfc eval lm.mtf --params runs/lm --data valid.bin:uint16 --coordinator host0:1234 --processes 4 --process-id 0
+  mtfc eval model.mtf --params runs/first --averages --data test.npz --format json
+"""
 
 from __future__ import annotations
 
@@ -8,15 +15,6 @@ from mtfc.driver.errors import OK
 from mtfc.driver.options import EvalOptions
 from mtfc.driver.training.evaluation import evaluate
 from mtfc.driver.training.hosts import Hosts
-
-EXAMPLES = """\
-examples:
-  mtfc eval model.mtf --params runs/first --data test.npz
-  mtfc eval lm.mtf --params runs/lm/checkpoints/8000 --data valid.bin:uint16 --batches 100 --layout fsdp
-  mtfc eval lm.mtf --params runs/lm --data valid.bin:uint16 --coordinator host0:1234 --processes 4 --process-id 0
-  mtfc eval model.mtf --params runs/first --averages --data test.npz --format json
-"""
-
 
 OPTIONS = f"""{SOURCE}
   --data DATA            FILE.npz, FILE.npy, FILE:DTYPE for tokens, a directory of these, or MODULE:FUNCTION

@@ -1,10 +1,5 @@
-"""`mtfc explain`: print the rules of a layout that cause its collectives, or what a diagnostic means."""
+"""`mtfc explain`: print the rules of a layout that cause its collectives, or what a diagnostic means.
 
-from __future__ import annotations
-
-from mtfc.cli.options import LOWERING, Options, program, selection
-
-EXAMPLES = """\
 examples:
   mtfc explain model.mtf                                explain the collectives of the first layout
   mtfc explain model.mtf --layout hybrid
@@ -12,6 +7,10 @@ examples:
   mtfc explain E301                                     print what a diagnostic means, with an example
   mtfc explain train:step --args train:example --layout plan.json       explain a plan of a function of JAX
 """
+
+from __future__ import annotations
+
+from mtfc.cli.options import LOWERING, Options, program, selection
 
 OPTIONS = program(", the code of a diagnostic") + LOWERING + selection("the first")
 

@@ -1,13 +1,5 @@
-"""`mtfc export`: write the parameters of a model to a safetensors file, under our names or those of another library."""
+"""`mtfc export`: write the parameters of a model to a safetensors file, under our names or those of another library.
 
-from __future__ import annotations
-
-from mtfc.cli.import_ import EXCHANGE
-from mtfc.cli.options import SOURCE, Options
-from mtfc.driver.exchange.exchange import export_weights
-from mtfc.driver.options import ExchangeOptions
-
-EXAMPLES = """\
 examples:
   mtfc export model.mtf --params params.npz -o model.safetensors
   mtfc export model.mtf --params runs/first -o model.safetensors
@@ -16,6 +8,12 @@ examples:
 A map of weights has the names and shapes of another library: see docs/weights.md.
 """
 
+from __future__ import annotations
+
+from mtfc.cli.import_ import EXCHANGE
+from mtfc.cli.options import SOURCE, Options
+from mtfc.driver.exchange.exchange import export_weights
+from mtfc.driver.options import ExchangeOptions
 
 OPTIONS = f"""{SOURCE}
   --params IN            the parameters: .npz, .safetensors, a folder of shards, or a --dir of `mtfc train`

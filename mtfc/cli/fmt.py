@@ -1,17 +1,16 @@
-"""`mtfc fmt`: rewrite files in canonical form."""
+"""`mtfc fmt`: rewrite files in canonical form.
+
+examples:
+  mtfc fmt model.mtf                 rewrite the file
+  mtfc fmt --check *.mtf             print the files that are not in canonical form; status 1 if there are any
+  mtfc fmt - < model.mtf             print the canonical form
+"""
 
 from __future__ import annotations
 
 from mtfc.cli.options import Options
 from mtfc.driver.data.files import STANDARD, write_text
 from mtfc.driver.errors import ERRORS, OK, say
-
-EXAMPLES = """\
-examples:
-  mtfc fmt model.mtf                 rewrite the file
-  mtfc fmt --check *.mtf             print the files that are not in canonical form; status 1 if there are any
-  mtfc fmt - < model.mtf             print the canonical form
-"""
 
 OPTIONS = """
   FILE...                a .mtf file; - reads standard input and prints

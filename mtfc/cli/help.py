@@ -1,4 +1,10 @@
-"""`mtfc help`: print a page of the documentation."""
+"""`mtfc help`: print a page of the documentation.
+
+examples:
+  mtfc help                          list the topics
+  mtfc help language                 print the reference of the language
+  mtfc help E301                     print what a diagnostic means, as `mtfc explain E301` does
+"""
 
 from __future__ import annotations
 
@@ -6,13 +12,6 @@ import sys
 
 from mtfc.cli.options import Options
 from mtfc.driver.errors import OK
-
-EXAMPLES = """\
-examples:
-  mtfc help                          list the topics
-  mtfc help language                 print the reference of the language
-  mtfc help E301                     print what a diagnostic means, as `mtfc explain E301` does
-"""
 
 OPTIONS = "  [TOPIC]  a page, a diagnostic, or a command"
 

@@ -1,4 +1,13 @@
-"""`mtfc import`: read parameters that another library wrote, and write them under the names of the model."""
+"""`mtfc import`: read parameters that another library wrote, and write them under the names of the model.
+
+examples:
+  mtfc import model.mtf --from model.safetensors -o params.npz
+  mtfc import llama.mtf --from Llama-3-8B --map maps/llama_hf.toml -o llama.safetensors
+  mtfc run llama.mtf --params llama.safetensors --data batch.npz
+
+--from takes a .safetensors or .npz file, or a folder with model.safetensors.index.json and its shards.
+A map of weights has the names and shapes of another library: see docs/weights.md.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +19,6 @@ EXCHANGE = f"""
   --map MAP.toml         the names and shapes of another library
   -o, --output OUT       the file to write, which ends in .safetensors or .npz
 {FORMAT}{MODEL}"""
-
-EXAMPLES = """\
-examples:
-  mtfc import model.mtf --from model.safetensors -o params.npz
-  mtfc import llama.mtf --from Llama-3-8B --map maps/llama_hf.toml -o llama.safetensors
-  mtfc run llama.mtf --params llama.safetensors --data batch.npz
-
---from takes a .safetensors or .npz file, or a folder with model.safetensors.index.json and its shards.
-A map of weights has the names and shapes of another library: see docs/weights.md.
-"""
 
 
 OPTIONS = f"""{SOURCE}

@@ -1,15 +1,14 @@
-"""`mtfc lsp`: serve editors."""
+"""`mtfc lsp`: serve editors.
 
-from __future__ import annotations
-
-from mtfc.cli.options import Options
-
-EXAMPLES = """\
 Editors start this command; see docs/editors.md. It needs the package pygls: pip install 'mtfc[lsp]'.
 
 examples:
   mtfc lsp                 serve one editor on standard input and output
 """
+
+from __future__ import annotations
+
+from mtfc.cli.options import Options
 
 OPTIONS = "  --stdio  the only way to connect, which is the default"
 

@@ -1,4 +1,8 @@
-"""`mtfc new`: start a project."""
+"""`mtfc new`: start a project.
+
+examples:
+  mtfc new spirals                   make a folder `spirals` with a model, data and a test
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,6 @@ from tempfile import TemporaryDirectory
 
 from mtfc.cli.options import Options
 from mtfc.driver.errors import UsageError, reason_of
-
-EXAMPLES = """\
-examples:
-  mtfc new spirals                   make a folder `spirals` with a model, data and a test
-"""
 
 STARTER = Path(__file__).parents[1] / "starter"
 

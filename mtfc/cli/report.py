@@ -1,13 +1,5 @@
-"""`mtfc report`: write a page about a model's layouts or placements, or about a training run."""
+"""`mtfc report`: write a page about a model's layouts or placements, or about a training run.
 
-from __future__ import annotations
-
-from mtfc.cli.options import MEMORY, PASSES, Options, program, selection
-from mtfc.cli.progress import figures_line
-from mtfc.driver.data.files import write_text
-from mtfc.driver.report import ReportPage, is_run, layouts_page, run_page
-
-EXAMPLES = """\
 examples:
   mtfc report model.mtf -o report.html                      show all layouts of the model side by side
   mtfc report model.mtf --target tpu_v2 -o report.html      predict times on another machine
@@ -21,6 +13,12 @@ examples:
 A page needs no network: open it in a browser, mail it, or keep it beside the results.
 """
 
+from __future__ import annotations
+
+from mtfc.cli.options import MEMORY, PASSES, Options, program, selection
+from mtfc.cli.progress import figures_line
+from mtfc.driver.data.files import write_text
+from mtfc.driver.report import ReportPage, is_run, layouts_page, run_page
 
 OPTIONS = f"""{program(", or the --dir of a training run")}
   -o, --output OUT.html  write the page to this file

@@ -1,4 +1,14 @@
-"""`mtfc run`: execute or train a model on a backend, and print the results."""
+"""`mtfc run`: execute or train a model on a backend, and print the results.
+
+examples:
+  mtfc run model.mtf --data batch.npz --save outputs.npz
+  mtfc run model.mtf --train --steps 100 --data train.npz --save params.npz --backend jax
+  mtfc run model.mtf --params params.npz --data test.npz --layout "batch:rows" --mesh "rows:4"
+  mtfc run lm.mtf --model generate --params params.npz --prompt "def " --temperature 0.5 --seed 3
+
+An NPZ file of data holds an array for each input. If the first dimension of an array is k times that of the
+input, the array holds k batches. For fewer rows at the end the model is compiled a second time.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +21,6 @@ from mtfc.driver.options import RunOptions
 from mtfc.driver.running.generation import Generation
 from mtfc.driver.running.run import run as run_model
 from mtfc.reports.run_report import StepRecord, step_text
-
-EXAMPLES = """\
-examples:
-  mtfc run model.mtf --data batch.npz --save outputs.npz
-  mtfc run model.mtf --train --steps 100 --data train.npz --save params.npz --backend jax
-  mtfc run model.mtf --params params.npz --data test.npz --layout "batch:rows" --mesh "rows:4"
-  mtfc run lm.mtf --model generate --params params.npz --prompt "def " --temperature 0.5 --seed 3
-
-An NPZ file of data holds an array for each input. If the first dimension of an array is k times that of the
-input, the array holds k batches. For fewer rows at the end the model is compiled a second time.
-"""
-
 
 OPTIONS = f"""{SOURCE}
   --backend {"|".join(BACKENDS)}    the backend that executes (default: numpy; jax for a placement)

@@ -1,18 +1,5 @@
-"""`mtfc search`: find the best plan for a machine, and print it with its proof."""
+"""`mtfc search`: find the best plan for a machine, and print it with its proof.
 
-from __future__ import annotations
-
-from typing import TextIO
-
-from mtfc.cli.options import FORMAT, MODEL, Options, program
-from mtfc.cli.progress import figures_line
-from mtfc.driver.data.files import write_text
-from mtfc.driver.errors import INTERRUPTED, OK, say
-from mtfc.driver.options import ChainOptions, SearchOptions
-from mtfc.driver.searching.search import DEFAULT_TARGET, SPACES, search
-from mtfc.driver.searching.space import SearchAnswer
-
-EXAMPLES = """\
 examples:
   mtfc search model.mtf --target h100 --devices 64 -o best.mtf      find the best plan, and write it
   mtfc search model.mtf --target tpu_v2                     for all processors of a machine
@@ -33,6 +20,17 @@ the result, called `found`. A layout is the first of OUT.mtf, so `mtfc compile O
 `mtfc verify OUT.mtf` runs it.
 """
 
+from __future__ import annotations
+
+from typing import TextIO
+
+from mtfc.cli.options import FORMAT, MODEL, Options, program
+from mtfc.cli.progress import figures_line
+from mtfc.driver.data.files import write_text
+from mtfc.driver.errors import INTERRUPTED, OK, say
+from mtfc.driver.options import ChainOptions, SearchOptions
+from mtfc.driver.searching.search import DEFAULT_TARGET, SPACES, search
+from mtfc.driver.searching.space import SearchAnswer
 
 OPTIONS = f"""{program()}
   --objective time|serial|memory|bytes    minimize the simulated step (time), its time without overlap (serial), the memory, or

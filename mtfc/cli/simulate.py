@@ -1,14 +1,5 @@
-"""`mtfc simulate`: print the predicted time of a step on a machine, by line of the file."""
+"""`mtfc simulate`: print the predicted time of a step on a machine, by line of the file.
 
-from __future__ import annotations
-
-import json
-
-from mtfc.cli.options import LOWERING, Options, program, selection
-from mtfc.driver.data.files import write_text
-from mtfc.driver.errors import UsageError
-
-EXAMPLES = """\
 examples:
   mtfc simulate model.mtf --target h100                 predict a step of the first layout, on an H100 for each processor
   mtfc simulate model.mtf --target tpu_v4 --layout hybrid --trace step.json
@@ -17,6 +8,14 @@ examples:
   mtfc simulate --target list                           print all machines
   mtfc simulate train:step --args train:example --layout plan.json --target h100    predict a step of a function of JAX
 """
+
+from __future__ import annotations
+
+import json
+
+from mtfc.cli.options import LOWERING, Options, program, selection
+from mtfc.driver.data.files import write_text
+from mtfc.driver.errors import UsageError
 
 LIST = "list"
 

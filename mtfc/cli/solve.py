@@ -1,4 +1,9 @@
-"""`mtfc solve`: print the cheapest choice of strategies for an instance in the contest's format."""
+"""`mtfc solve`: print the cheapest choice of strategies for an instance in the contest's format.
+
+examples:
+  mtfc solve instance.json
+  mtfc solve instance.json.gz --time-limit 240 -o solution.json
+"""
 
 from __future__ import annotations
 
@@ -10,13 +15,6 @@ from mtfc.cli.progress import figures_line
 from mtfc.driver.data.files import STANDARD, read_bytes, write_text
 from mtfc.driver.errors import FailedRequest
 from mtfc.driver.loading.sources import known_as
-
-EXAMPLES = """\
-examples:
-  mtfc solve instance.json
-  mtfc solve instance.json.gz --time-limit 240 -o solution.json
-"""
-
 
 OPTIONS = """
   FILE                   an instance in the format of google/iopddl, .json or .json.gz; - is standard input

@@ -1,4 +1,14 @@
-"""`mtfc train`: train a model for hours, with checkpoints and metrics, on one process or many."""
+"""`mtfc train`: train a model for hours, with checkpoints and metrics, on one process or many.
+
+examples:
+  mtfc train model.mtf --data train.npz --eval test.npz --epochs 10 --dir runs/first
+  mtfc train lm.mtf --data tokens.bin:uint16 --steps 100000 --dir runs/lm --save-minutes 10 --tensorboard runs/tb
+  mtfc train lm.mtf --data shards:uint16 --steps 1000 --layout fsdp --target h100 --profile /tmp/trace
+  mtfc train lm.mtf --data mydata:batches --steps 1000 --coordinator host0:1234 --processes 4 --process-id 0
+
+The same command again goes on from the last checkpoint in --dir, also with another --layout, --mesh or number of
+processes. Ctrl-C stops after the running step and saves a checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +23,6 @@ from mtfc.driver.options import TrainOptions
 from mtfc.driver.report import run_page
 from mtfc.driver.training.hosts import Hosts
 from mtfc.driver.training.train import train as train_model
-
-EXAMPLES = """\
-examples:
-  mtfc train model.mtf --data train.npz --eval test.npz --epochs 10 --dir runs/first
-  mtfc train lm.mtf --data tokens.bin:uint16 --steps 100000 --dir runs/lm --save-minutes 10 --tensorboard runs/tb
-  mtfc train lm.mtf --data shards:uint16 --steps 1000 --layout fsdp --target h100 --profile /tmp/trace
-  mtfc train lm.mtf --data mydata:batches --steps 1000 --coordinator host0:1234 --processes 4 --process-id 0
-
-The same command again goes on from the last checkpoint in --dir, also with another --layout, --mesh or number of
-processes. Ctrl-C stops after the running step and saves a checkpoint.
-"""
-
 
 OPTIONS = f"""{SOURCE}{PARAMETERS}{LOWERING}
 length and data:

@@ -1,4 +1,14 @@
-"""`mtfc verify`: compare every layout on every backend with the undistributed program, and print the differences."""
+"""`mtfc verify`: compare every layout on every backend with the undistributed program, and print the differences.
+
+examples:
+  mtfc verify model.mtf
+  mtfc verify model.mtf --layout "batch:rows;hidden:cols" --mesh "rows:2;cols:4" --backend numpy
+  mtfc verify model.mtf --dim batch=8 --data batch.npz --format json
+  mtfc verify model.mtf --all-sizes                                    prove all layouts, at any size
+  mtfc verify train:step --args train:example --layout plan.json       verify a plan of a function of JAX
+
+Status 1: a difference is larger than rounding.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +23,6 @@ from mtfc.driver.verification.verify import verify
 
 if TYPE_CHECKING:
     from mtfc.driver.jax_functions.comparison import PlanVerification
-
-EXAMPLES = """\
-examples:
-  mtfc verify model.mtf
-  mtfc verify model.mtf --layout "batch:rows;hidden:cols" --mesh "rows:2;cols:4" --backend numpy
-  mtfc verify model.mtf --dim batch=8 --data batch.npz --format json
-  mtfc verify model.mtf --all-sizes                                    prove all layouts, at any size
-  mtfc verify train:step --args train:example --layout plan.json       verify a plan of a function of JAX
-
-Status 1: a difference is larger than rounding.
-"""
 
 
 OPTIONS = f"""{program()}

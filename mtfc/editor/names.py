@@ -488,7 +488,7 @@ READERS: Mapping[type[ast.Node], Mapping[str, Reader]] = {
     },
     ast.OptimizerFor: {"optimizer": _Resolver.optimizer},
 }
-"""How the names of a field are read, by class of the syntax tree; every other field holds expressions."""
+"""The reader of each field that has names, by class of the syntax tree; every other field holds expressions."""
 
 
 def _of(name: ast.Name, table: Symbols, role: Role = "used") -> Iterator[Occurrence]:
