@@ -59,8 +59,8 @@ WITH_OWN_LINES = ("train", "lsp")
 class Subcommand(Protocol):
     """The contents of a subcommand's module, whose docstring has the examples of its help.
 
-    OPTIONS: its arguments: see `option_text.py`. A module may also have `RECORDS`, `REQUIRED`, `DEFAULTS` and `CHOICES`. MORE, if a
-    module has it: text below the examples.
+    OPTIONS: its arguments: see `option_text.py`. A module may also have `RECORDS`, `REQUIRED`, `DEFAULTS` and `CHOICES`, and in
+    `MORE` a text that stands below the examples.
     """
 
     OPTIONS: str
@@ -97,13 +97,11 @@ class _Strict(argparse.ArgumentParser):
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         for action in self._actions:
             value = getattr(options, action.dest, None)
-            if action.option_strings and isinstance(value, str) and action.dest not in MAY_BE_EMPTY:
-                self._check_text(value, action.option_strings)
+            may_be_empty = not action.option_strings or action.dest in MAY_BE_EMPTY
+            if isinstance(value, str) and not value.strip() and not may_be_empty:
+                names = "/".join(action.option_strings)
+                self.error(f"argument {names}: expected a value, and not an empty text")
         return options, unknown
-
-    def _check_text(self, value: str, names: Sequence[str]) -> None:
-        if not value.strip():
-            self.error(f"argument {'/'.join(names)}: expected a value, and not an empty text")
 
 
 class _Version(argparse.Action):

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from mtfc.cli.options import Options
     from mtfc.compiler.diagnostics import Diagnostic
     from mtfc.driver.loading.sources import Sources
+    from mtfc.driver.training.hosts import Hosts
 
 BROKEN_PIPE = 141
 """The status that a shell reports for a process that SIGPIPE ended."""
@@ -104,6 +105,17 @@ def diagnosed(action: Callable[[], int], options: Options) -> int:
             raise
         say(f"{options.file}: {error}")
     return ERRORS
+
+
+def run_joined(hosts: Hosts, action: Callable[[], int], options: Options) -> int:
+    """Return the status of `action`; one of several processes ends at once, because libraries would wait for the others."""
+    from mtfc.driver.training.hosts import keep_libraries_quiet
+
+    if not hosts.are_several:
+        return action()
+    hosts.check()
+    keep_libraries_quiet()
+    return leave(guarded(lambda: diagnosed(action, options)))
 
 
 def guarded(action: Callable[[], int]) -> int:

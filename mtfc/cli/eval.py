@@ -9,8 +9,8 @@ examples:
 
 from __future__ import annotations
 
-from mtfc.cli.hosts import HOSTS, run_joined
-from mtfc.cli.options import FORMAT, OF_PARAMETERS, SOURCE, WHOLE_DOCUMENTS, Options, selection
+from mtfc.cli.errors import run_joined
+from mtfc.cli.options import FORMAT, HOSTS, OF_PARAMETERS, SOURCE, WHOLE_DOCUMENTS, Options, selection
 from mtfc.driver.errors import OK
 from mtfc.driver.options import EvalOptions
 from mtfc.driver.training.evaluation import evaluate

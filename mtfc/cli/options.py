@@ -44,6 +44,16 @@ OF_PARAMETERS = """
 
 PARAMETERS = OF_PARAMETERS.replace("`mtfc train`", "`mtfc train` (default: drawn)")
 
+HOSTS = """
+several processes:
+  --coordinator HOST:PORT    an address of process 0 that the others reach
+  --processes N          number of processes
+  --process-id I         number of this process, from 0
+  --distributed          take these from SLURM, Open MPI, TPU pods or Kubernetes
+  --join-seconds S       seconds in which all processes must have started (default: 50)
+"""
+"""The place of this process among others: the fields of `Hosts`."""
+
 MODEL = """
 choice of the program:
   --model NAME           the model to compile (default: the first)

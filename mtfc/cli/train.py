@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import sys
 
-from mtfc.cli.errors import leave, show_diagnostics
-from mtfc.cli.hosts import HOSTS, run_joined
-from mtfc.cli.options import LOWERING, PARAMETERS, SOURCE, WHOLE_DOCUMENTS, Options, selection
+from mtfc.cli.errors import leave, run_joined, show_diagnostics
+from mtfc.cli.options import HOSTS, LOWERING, PARAMETERS, SOURCE, WHOLE_DOCUMENTS, Options, selection
 from mtfc.driver.data.files import write_text
 from mtfc.driver.errors import UsageError, say
 from mtfc.driver.options import TrainOptions

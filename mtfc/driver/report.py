@@ -37,7 +37,7 @@ from mtfc.frontend.syntax.parser import parse
 from mtfc.meshes.multi_mesh_step import multi_mesh_step
 from mtfc.reports.drawing import DrawnOperator
 from mtfc.reports.meshes_report import SimulatedMeshes
-from mtfc.reports.page.document import document
+from mtfc.reports.page.document import FORMAT, document
 from mtfc.reports.page.layout_data import ReportedLayout, report_json
 from mtfc.reports.page.mesh_data import ReportedMeshes, meshes_json
 from mtfc.reports.page.placement_data import ReportedPlacement, placements_json
@@ -127,7 +127,12 @@ def _page(
     title = (
         f"{layouts[0].program.name}: layouts side by side" if len(layouts) > 1 else layouts[0].program.name
     )
-    return ReportPage(title, {**data, "version": installed_version()})
+    return _page_of(title, data)
+
+
+def _page_of(title: str, data: Mapping[str, Any]) -> ReportPage:
+    """Return the page of a record, with the versions of the record and of mtfc."""
+    return ReportPage(title, {"format": FORMAT, **data, "version": installed_version()})
 
 
 def _multi_mesh_page(selection: Selection, target: str | None, sources: Sources) -> ReportPage:
@@ -147,7 +152,7 @@ def _multi_mesh_page(selection: Selection, target: str | None, sources: Sources)
 def _titled(selection: Selection, kind: str, names: Sequence[str], data: Mapping[str, Any]) -> ReportPage:
     """Return the page of layouts of several meshes, or of placements."""
     shown = f"{kind}s side by side" if len(names) > 1 else f"{kind} {names[0]}"
-    return ReportPage(f"{selection.program.name}: {shown}", {**data, "version": installed_version()})
+    return _page_of(f"{selection.program.name}: {shown}", data)
 
 
 def _placements_page(selection: Selection, target: str | None, sources: Sources) -> ReportPage:
@@ -308,7 +313,7 @@ def run_page(folder: str) -> ReportPage:
     read = _remote_run if is_remote(folder) else _local_run
     name, path, text, checkpoints = read(folder)
     data = run_json(name, _figures(path, text), checkpoints)
-    return ReportPage(f"run {name}", {**data, "version": installed_version()})
+    return _page_of(f"run {name}", data)
 
 
 def _local_run(folder: str) -> tuple[str, str, str, Sequence[int]]:
