@@ -1,4 +1,4 @@
-"""`mtfc calibrate`: measure this machine, and write it as a .mtf file for `--target`.
+"""`mtfc calibrate`: measure this machine, as a target for simulate.
 
 examples:
   mtfc calibrate -o here.mtf                            measure all devices of JAX

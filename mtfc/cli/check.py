@@ -1,4 +1,4 @@
-"""`mtfc check`: print all diagnostics of a file.
+"""`mtfc check`: diagnose a file under every declared layout.
 
 examples:
   mtfc check model.mtf

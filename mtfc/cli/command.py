@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from keyword import iskeyword
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 from mtfc.cli.errors import choose_color, diagnosed, encode_anything, guarded
@@ -23,33 +24,11 @@ EPILOG = """\
 Exit status: 0 success, 1 the program has errors, 2 wrong usage, 3 the environment lacks something."""
 
 
-SUBCOMMANDS = {
-    "check": "diagnose a file under every declared layout",
-    "compile": "compile a file, and print any stage of it",
-    "run": "execute a model, or train it for a few steps",
-    "train": "train a model for hours, with checkpoints, on one process or many",
-    "eval": "print the means of a model's outputs over data, with trained parameters",
-    "verify": "compare every layout on every backend with the undistributed program",
-    "export": "write parameters as safetensors, under our names or those of another library",
-    "import": "read parameters that another library wrote",
-    "cost": "print computation, communication and memory per device",
-    "inspect": "print what the compiler of a machine makes of a step, beside the prediction",
-    "explain": "print the rules of a layout that cause its collectives",
-    "search": "find the best layout for a machine",
-    "simulate": "predict the time of a step on a machine",
-    "calibrate": "measure this machine, as a target for simulate",
-    "report": "write a page about layouts or a training run, to open in a browser",
-    "draw": "draw the parts of a layout or a placement",
-    "diff": "print the difference in cost of two layouts, by line",
-    "solve": "solve an instance of the IOPDDL contest",
-    "fmt": "rewrite files in canonical form",
-    "new": "start a project: a model, data and a test",
-    "doctor": "show what is installed, and what is missing",
-    "completion": "print the completion of commands and options for a shell",
-    "help": "print a page of the documentation",
-    "lsp": "serve editors: diagnostics, costs by line, completion, renaming",
-}
-"""Subcommands with their summaries. Each is a module of this package, which is imported only for its own subcommand."""
+SUBCOMMANDS = (
+    "check", "compile", "run", "train", "eval", "verify", "export", "import", "cost", "inspect", "explain", "search",
+    "simulate", "calibrate", "report", "draw", "diff", "solve", "fmt", "new", "doctor", "completion", "help", "lsp",
+)  # fmt: skip
+"""Subcommands. Each is a module of this package, which is imported only for its own subcommand."""
 
 
 WITH_OWN_LINES = ("train", "lsp")
@@ -57,7 +36,7 @@ WITH_OWN_LINES = ("train", "lsp")
 
 
 class Subcommand(Protocol):
-    """The contents of a subcommand's module, whose docstring has the examples of its help.
+    """The contents of a subcommand's module, whose docstring is its help: the summary after the name, and examples.
 
     OPTIONS: its arguments: see `option_text.py`. A module may also have `RECORDS`, `REQUIRED`, `DEFAULTS` and `CHOICES`, and in
     `MORE` a text that stands below the examples.
@@ -68,9 +47,21 @@ class Subcommand(Protocol):
     def run(self, options: Options) -> int | None: ...
 
 
+def _module(name: str) -> str:
+    """Return the name of a subcommand's module, which is no keyword of Python."""
+    return f"{name}{'_' * iskeyword(name)}"
+
+
 def _subcommand(name: str) -> Subcommand:
-    """Return the module of a subcommand; the name of a module is no keyword of Python."""
-    return cast(Subcommand, import_module(f"mtfc.cli.{name}{'_' * iskeyword(name)}"))
+    """Return the module of a subcommand."""
+    return cast(Subcommand, import_module(f"mtfc.cli.{_module(name)}"))
+
+
+def _help(name: str) -> tuple[str, str]:
+    """Return the summary and the further help of a subcommand from its docstring, without the import of its module."""
+    text = Path(__file__).with_name(f"{_module(name)}.py").read_text("utf-8")
+    head, _, more = text.split('"""')[1].partition("\n\n")
+    return head.partition(": ")[2].strip().removesuffix("."), more
 
 
 def add_arguments(module: Subcommand, parser: argparse.ArgumentParser) -> None:
@@ -145,13 +136,12 @@ def make_parser(arguments: Sequence[str], with_all_options: bool = False) -> arg
     named = [name for name in arguments if name in SUBCOMMANDS][:1]
     detailed = SUBCOMMANDS if with_all_options else named
     for name in detailed or SUBCOMMANDS:
-        summary = SUBCOMMANDS[name]
+        summary, more = _help(name)
         title = f"{summary[0].upper()}{summary[1:]}."
         added = subparsers.add_parser(name, help=summary, description=title, formatter_class=_Help)
         if name in detailed:
-            module = _subcommand(name)
-            added.epilog = (module.__doc__ or "").partition("\n\n")[2] + getattr(module, "MORE", "")
-            add_arguments(module, added)
+            added.epilog = more + getattr(_subcommand(name), "MORE", "")
+            add_arguments(_subcommand(name), added)
             _add_color(added, argparse.SUPPRESS)
     return parser
 

@@ -1,4 +1,4 @@
-"""`mtfc compile`: print a file at any stage of its compilation.
+"""`mtfc compile`: compile a file, and print any stage of it.
 
 examples:
   mtfc compile model.mtf                              print one processor's program, with its collectives

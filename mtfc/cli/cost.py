@@ -1,4 +1,4 @@
-"""`mtfc cost`: print the computation, communication and memory of a device under each layout.
+"""`mtfc cost`: print computation, communication and memory per device.
 
 examples:
   mtfc cost model.mtf                        print costs by source line, then all layouts side by side

@@ -1,4 +1,4 @@
-"""`mtfc diff`: print the difference in cost of two layouts, by line of the file.
+"""`mtfc diff`: print the difference in cost of two layouts, by line.
 
 examples:
   mtfc diff model.mtf                                               compare the first two declared layouts

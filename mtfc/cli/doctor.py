@@ -1,4 +1,4 @@
-"""`mtfc doctor`: show what is installed, and what is missing: versions, devices, and whether a small model runs.
+"""`mtfc doctor`: show what is installed, and what is missing.
 
 examples:
   mtfc doctor                        versions, devices, and a small model on each backend

@@ -1,4 +1,4 @@
-"""`mtfc draw`: draw the arrays of a layout on its mesh, or the operators of a placement on its devices.
+"""`mtfc draw`: draw the parts of a layout or a placement.
 
 examples:
   mtfc draw model.mtf -o model.svg                           draw the first layout

@@ -1,4 +1,4 @@
-"""`mtfc eval`: the means of a model's outputs over data, with the parameters of a file or of a run.
+"""`mtfc eval`: print the means of a model's outputs over data, with trained parameters.
 
 examples:
   mtfc eval model.mtf --params runs/first --data test.npz

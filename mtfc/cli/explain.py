@@ -1,4 +1,4 @@
-"""`mtfc explain`: print the rules of a layout that cause its collectives, or what a diagnostic means.
+"""`mtfc explain`: print the rules of a layout that cause its collectives.
 
 examples:
   mtfc explain model.mtf                                explain the collectives of the first layout

@@ -1,4 +1,4 @@
-"""`mtfc export`: write the parameters of a model to a safetensors file, under our names or those of another library.
+"""`mtfc export`: write parameters as safetensors, under our names or those of another library.
 
 examples:
   mtfc export model.mtf --params params.npz -o model.safetensors

@@ -1,4 +1,4 @@
-"""`mtfc import`: read parameters that another library wrote, and write them under the names of the model.
+"""`mtfc import`: read parameters that another library wrote.
 
 examples:
   mtfc import model.mtf --from model.safetensors -o params.npz

@@ -1,4 +1,4 @@
-"""`mtfc inspect`: print what the real compiler makes of a step, beside the prediction.
+"""`mtfc inspect`: print what the compiler of a machine makes of a step, beside the prediction.
 
 examples:
   mtfc inspect model.mtf --target cpu:8                           compile for virtual CPU devices

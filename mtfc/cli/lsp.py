@@ -1,4 +1,4 @@
-"""`mtfc lsp`: serve editors.
+"""`mtfc lsp`: serve editors: diagnostics, costs by line, completion, renaming.
 
 Editors start this command; see docs/editors.md. It needs the package pygls: pip install 'mtfc[lsp]'.
 

@@ -1,4 +1,4 @@
-"""`mtfc new`: start a project.
+"""`mtfc new`: start a project: a model, data and a test.
 
 examples:
   mtfc new spirals                   make a folder `spirals` with a model, data and a test

@@ -1,4 +1,4 @@
-"""`mtfc report`: write a page about a model's layouts or placements, or about a training run.
+"""`mtfc report`: write a page about layouts or a training run, to open in a browser.
 
 examples:
   mtfc report model.mtf -o report.html                      show all layouts of the model side by side

@@ -1,4 +1,4 @@
-"""`mtfc run`: execute or train a model on a backend, and print the results.
+"""`mtfc run`: execute a model, or train it for a few steps.
 
 examples:
   mtfc run model.mtf --data batch.npz --save outputs.npz

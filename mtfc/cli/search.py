@@ -1,4 +1,4 @@
-"""`mtfc search`: find the best plan for a machine, and print it with its proof.
+"""`mtfc search`: find the best layout for a machine.
 
 examples:
   mtfc search model.mtf --target h100 --devices 64 -o best.mtf      find the best plan, and write it

@@ -1,4 +1,4 @@
-"""`mtfc simulate`: print the predicted time of a step on a machine, by line of the file.
+"""`mtfc simulate`: predict the time of a step on a machine.
 
 examples:
   mtfc simulate model.mtf --target h100                 predict a step of the first layout, on an H100 for each processor

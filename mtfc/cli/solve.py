@@ -1,4 +1,4 @@
-"""`mtfc solve`: print the cheapest choice of strategies for an instance in the contest's format.
+"""`mtfc solve`: solve an instance of the IOPDDL contest.
 
 examples:
   mtfc solve instance.json

@@ -1,4 +1,4 @@
-"""`mtfc train`: train a model for hours, with checkpoints and metrics, on one process or many.
+"""`mtfc train`: train a model for hours, with checkpoints, on one process or many.
 
 examples:
   mtfc train model.mtf --data train.npz --eval test.npz --epochs 10 --dir runs/first

@@ -1,4 +1,4 @@
-"""`mtfc verify`: compare every layout on every backend with the undistributed program, and print the differences.
+"""`mtfc verify`: compare every layout on every backend with the undistributed program.
 
 examples:
   mtfc verify model.mtf
