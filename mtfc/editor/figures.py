@@ -38,14 +38,12 @@ class ValueFigures:
     """A value under a layout.
 
     path: its full name. places: the place that defines it, then the calls that led there, each in its file. type: with the axes
-    that split it. shape, bytes: of the array on one device.
+    that split it.
     """
 
     path: str
     places: tuple[Span, ...]
     type: TensorType
-    shape: tuple[int, ...]
-    bytes: int
 
     @property
     def name(self) -> str:
@@ -185,13 +183,13 @@ def _values(program: Program, placed: Function, case: LayoutOnMesh) -> Iterator[
             found = (
                 kept.get((eqn.path, eqn.span)) or by_path.get(eqn.path) or _by_rules(eqn.result.type, case)
             )
-            yield _value(str(eqn.path), eqn.span, found, case.mesh)
+            yield ValueFigures(str(eqn.path), tuple(chain_of(eqn.span)), found)
     arguments = {argument.value.name: argument for argument in placed.arguments}
     places = {each.name: each.span for each in program.parameters}
     for argument in forward.arguments:
         name = argument.value.name
         type = arguments[name].value.type if name in arguments else _by_rules(argument.value.type, case)
-        yield _value(name, places.get(name) or argument.span, type, case.mesh)
+        yield ValueFigures(name, tuple(chain_of(places.get(name) or argument.span)), type)
 
 
 def _is_named(eqn: Equation) -> bool:
@@ -200,10 +198,6 @@ def _is_named(eqn: Equation) -> bool:
 
 def _by_rules(type: TensorType, case: LayoutOnMesh) -> TensorType:
     return type.split_by({dim: axes for dim, axes in case.layout.rules.axes if dim in type.names})
-
-
-def _value(path: str, span: Span | None, type: TensorType, mesh: Mesh) -> ValueFigures:
-    return ValueFigures(path, tuple(chain_of(span)), type, type.local_shape(mesh), type.local_bytes(mesh))
 
 
 def defined_in(values: Iterable[ValueFigures], name: str, statement: Span) -> list[ValueFigures]:

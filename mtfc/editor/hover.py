@@ -82,11 +82,12 @@ def values(symbol: DeclaredSymbol, statement: Span | None, figures: CaseFigures 
 
 
 def _value_text(each: ValueFigures, mesh: Mesh) -> str:
-    shape = " x ".join(f"{size:,}" for size in each.shape) or "a scalar"
-    splits = [f"{dim} over `{_axes(axes)}` ({mesh.size(axes)})" for dim, axes in _splits(each.type)]
+    type, size = each.type, bytes_text(each.type.local_bytes(mesh))
+    shape = " x ".join(f"{size:,}" for size in type.local_shape(mesh)) or "a scalar"
+    splits = [f"{dim} over `{_axes(axes)}` ({mesh.size(axes)})" for dim, axes in _splits(type)]
     split = f"; {', '.join(splits)}" if splits else "; whole on each device" if mesh.devices > 1 else ""
-    pending = f"; a sum over `{', '.join(each.type.pending)}` is pending" if each.type.pending else ""
-    return f"`{each.path}`: `{each.type}`; one device has {shape}, {bytes_text(each.bytes)}{split}{pending}"
+    pending = f"; a sum over `{', '.join(type.pending)}` is pending" if type.pending else ""
+    return f"`{each.path}`: `{type}`; one device has {shape}, {size}{split}{pending}"
 
 
 def line(figures: CaseFigures | None, file: str, number: int) -> str:
