@@ -40,15 +40,8 @@ def run(options: Options) -> None:
         return
     if options.file is None:
         raise UsageError("simulate takes a FILE; only --target list goes without one")
-    found = simulate(
-        options.file,
-        options.choice,
-        options.target,
-        options.sources,
-        options.place,
-        options.measured,
-        options.parameter_servers,
-    )
+    more = options.place, options.measured, options.parameter_servers
+    found = simulate(options.file, options.choice, options.target, options.sources, *more)
     if options.trace is not None:
         write_text(options.trace, json.dumps(found.trace()) + "\n")
     options.show(found, to)
