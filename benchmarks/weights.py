@@ -34,8 +34,8 @@ def figures() -> Iterator[Figure]:
         size, largest = _write(theirs)
         copying = median_seconds(lambda: shutil.copyfile(theirs, back), RUNS)
         yield Figure(f"copying a file of {size / 1e9:.2f} GB", copying, "s")
-        importing = ExchangeOptions(LLAMA, theirs, ours, CHOICE, MAP)
-        exporting = ExchangeOptions(LLAMA, ours, back, CHOICE, MAP)
+        importing = ExchangeOptions(LLAMA, CHOICE, source=theirs, output=ours, map=MAP)
+        exporting = ExchangeOptions(LLAMA, CHOICE, source=ours, output=back, map=MAP)
         for name, work in (
             ("importing", lambda: import_weights(importing, Sources())),
             ("exporting", lambda: export_weights(exporting, Sources())),

@@ -1,18 +1,5 @@
-"""`mtfc calibrate`: measure this machine, and write it as a .mtf file for `--target`."""
+"""`mtfc calibrate`: measure this machine, as a target for simulate.
 
-from __future__ import annotations
-
-import argparse
-
-from mtfc.backends.registry import BACKENDS
-from mtfc.cli.options import chosen, selection
-from mtfc.driver.calibrate import check_devices, measure
-from mtfc.driver.data.files import STANDARD, check_writable, write_text
-from mtfc.driver.errors import OK, UsageError, say
-from mtfc.driver.loading.choice import Choice
-from mtfc.driver.loading.sources import Sources
-
-EXAMPLES = """\
 examples:
   mtfc calibrate -o here.mtf                            measure all devices of JAX
   mtfc simulate model.mtf --target here.mtf             predict the time of a step on them
@@ -21,6 +8,14 @@ examples:
   mtfc calibrate --operators model.mtf --layout found   measure the operators of a placement, for simulate --measured
 """
 
+from __future__ import annotations
+
+from mtfc.backends.registry import BACKENDS
+from mtfc.cli.options import Options, selection
+from mtfc.driver.calibrate import check_devices, measure
+from mtfc.driver.data.files import STANDARD, write_text
+from mtfc.driver.errors import UsageError, say
+from mtfc.driver.loading.choice import Choice
 
 OPTIONS = f"""
   -o, --output OUT.mtf   write to a file
@@ -33,19 +28,19 @@ OPTIONS = f"""
 DEFAULTS = {"output": STANDARD, "backend": "jax"}
 
 
-def run(options: argparse.Namespace, sources: Sources) -> int:
+def run(options: Options) -> None:
     if options.operators is not None:
-        return _operators(options, sources)
-    if chosen(options) != Choice():
+        _operators(options)
+        return
+    if options.choice != Choice():
         raise UsageError("the options of models and layouts go with --operators, which measures a model")
     check_devices(options.backend, options.devices)
-    check_writable(options.output)
+    options.check_outputs("-o")
     say("measuring; other work on this machine would disturb it")
     write_text(options.output, measure(options.backend, options.devices, options.quick, options.shapes))
-    return OK
 
 
-def _operators(options: argparse.Namespace, sources: Sources) -> int:
+def _operators(options: Options) -> None:
     from mtfc.driver.calibrate import calibrate_operators
 
     if options.backend != "jax" or options.quick or options.shapes or options.output != STANDARD:
@@ -53,5 +48,4 @@ def _operators(options: argparse.Namespace, sources: Sources) -> int:
             "--operators measures on JAX, and keeps the times: no --backend, --quick, --shapes and -o"
         )
     say("measuring; other work on this machine would disturb it")
-    print(calibrate_operators(options.operators, chosen(options), sources, options.devices))
-    return OK
+    print(calibrate_operators(options.operators, options.choice, options.sources, options.devices))

@@ -1,18 +1,5 @@
-"""`mtfc check`: print all diagnostics of a file."""
+"""`mtfc check`: diagnose a file under every declared layout.
 
-from __future__ import annotations
-
-import argparse
-from typing import TYPE_CHECKING
-
-from mtfc.cli.errors import show_diagnostics
-from mtfc.cli.options import FORMAT, chosen, program, selection
-from mtfc.driver.errors import ERRORS, OK
-
-if TYPE_CHECKING:
-    from mtfc.driver.loading.sources import Sources
-
-EXAMPLES = """\
 examples:
   mtfc check model.mtf
   mtfc check model.mtf --format json
@@ -20,14 +7,20 @@ examples:
   mtfc check train:step --args train:example --mesh data:8 --layout batch:data     check a function of JAX
 """
 
+from __future__ import annotations
+
+from mtfc.cli.errors import show_diagnostics
+from mtfc.cli.options import FORMAT, Options, program, selection
+from mtfc.driver.errors import ERRORS, OK
+
 OPTIONS = program() + FORMAT + selection("all")
 
 
-def run(options: argparse.Namespace, sources: Sources) -> int:
+def run(options: Options) -> int:
     from mtfc.driver.check import check_file, verdict
     from mtfc.driver.loading.sources import known_as
 
-    diagnostics = check_file(options.file, chosen(options), sources)
+    diagnostics = check_file(options.file, options.choice, options.sources)
     if options.format == "json":
         import json
 
@@ -35,6 +28,6 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
 
         print(json.dumps(to_json(diagnostics), indent=2))
     else:
-        show_diagnostics(diagnostics, sources)
+        show_diagnostics(diagnostics, options.sources)
         print(f"{known_as(options.file)}: {verdict(diagnostics)}")
     return ERRORS if any(each.severity == "error" for each in diagnostics) else OK

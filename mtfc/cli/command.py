@@ -7,13 +7,13 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from keyword import iskeyword
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from pathlib import Path
+from typing import Any, Protocol, cast
 
 from mtfc.cli.errors import choose_color, diagnosed, encode_anything, guarded
 from mtfc.cli.option_text import add_options
-
-if TYPE_CHECKING:
-    from mtfc.driver.loading.sources import Sources
+from mtfc.cli.options import Options
+from mtfc.driver.errors import OK
 
 DESCRIPTION = """\
 mtfc compiles tensor programs over named dimensions (.mtf files) to programs for a mesh of processors.
@@ -24,33 +24,11 @@ EPILOG = """\
 Exit status: 0 success, 1 the program has errors, 2 wrong usage, 3 the environment lacks something."""
 
 
-SUBCOMMANDS = {
-    "check": "diagnose a file under every declared layout",
-    "compile": "compile a file, and print any stage of it",
-    "run": "execute a model, or train it for a few steps",
-    "train": "train a model for hours, with checkpoints, on one process or many",
-    "eval": "print the means of a model's outputs over data, with trained parameters",
-    "verify": "compare every layout on every backend with the undistributed program",
-    "export": "write parameters as safetensors, under our names or those of another library",
-    "import": "read parameters that another library wrote",
-    "cost": "print computation, communication and memory per device",
-    "inspect": "print what the compiler of a machine makes of a step, beside the prediction",
-    "explain": "print the rules of a layout that cause its collectives",
-    "search": "find the best layout for a machine",
-    "simulate": "predict the time of a step on a machine",
-    "calibrate": "measure this machine, as a target for simulate",
-    "report": "write a page about layouts or a training run, to open in a browser",
-    "draw": "draw the parts of a layout or a placement",
-    "diff": "print the difference in cost of two layouts, by line",
-    "solve": "solve an instance of the IOPDDL contest",
-    "fmt": "rewrite files in canonical form",
-    "new": "start a project: a model, data and a test",
-    "doctor": "show what is installed, and what is missing",
-    "completion": "print the completion of commands and options for a shell",
-    "help": "print a page of the documentation",
-    "lsp": "serve editors: diagnostics, costs by line, completion, renaming",
-}
-"""Subcommands with their summaries. Each is a module of this package, which is imported only for its own subcommand."""
+SUBCOMMANDS = (
+    "check", "compile", "run", "train", "eval", "verify", "export", "import", "cost", "inspect", "explain", "search",
+    "simulate", "calibrate", "report", "draw", "diff", "solve", "fmt", "new", "doctor", "completion", "help", "lsp",
+)  # fmt: skip
+"""Subcommands. Each is a module of this package, which is imported only for its own subcommand."""
 
 
 WITH_OWN_LINES = ("train", "lsp")
@@ -58,20 +36,32 @@ WITH_OWN_LINES = ("train", "lsp")
 
 
 class Subcommand(Protocol):
-    """The contents of a subcommand's module.
+    """The contents of a subcommand's module, whose docstring is its help: the summary after the name, and examples.
 
-    OPTIONS: its arguments: see `option_text.py`. A module may also have `RECORDS`, `REQUIRED`, `DEFAULTS` and `CHOICES`.
+    OPTIONS: its arguments: see `option_text.py`. A module may also have `RECORDS`, `REQUIRED`, `DEFAULTS` and `CHOICES`, and in
+    `MORE` a text that stands below the examples.
     """
 
-    EXAMPLES: str
     OPTIONS: str
 
-    def run(self, options: argparse.Namespace, sources: Sources) -> int: ...
+    def run(self, options: Options) -> int | None: ...
+
+
+def _module(name: str) -> str:
+    """Return the name of a subcommand's module, which is no keyword of Python."""
+    return f"{name}{'_' * iskeyword(name)}"
 
 
 def _subcommand(name: str) -> Subcommand:
-    """Return the module of a subcommand; the name of a module is no keyword of Python."""
-    return cast(Subcommand, import_module(f"mtfc.cli.{name}{'_' * iskeyword(name)}"))
+    """Return the module of a subcommand."""
+    return cast(Subcommand, import_module(f"mtfc.cli.{_module(name)}"))
+
+
+def _help(name: str) -> tuple[str, str]:
+    """Return the summary and the further help of a subcommand from its docstring, without the import of its module."""
+    text = Path(__file__).with_name(f"{_module(name)}.py").read_text("utf-8")
+    head, _, more = text.split('"""')[1].partition("\n\n")
+    return head.partition(": ")[2].strip().removesuffix("."), more
 
 
 def add_arguments(module: Subcommand, parser: argparse.ArgumentParser) -> None:
@@ -98,13 +88,11 @@ class _Strict(argparse.ArgumentParser):
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         for action in self._actions:
             value = getattr(options, action.dest, None)
-            if action.option_strings and isinstance(value, str) and action.dest not in MAY_BE_EMPTY:
-                self._check_text(value, action.option_strings)
+            may_be_empty = not action.option_strings or action.dest in MAY_BE_EMPTY
+            if isinstance(value, str) and not value.strip() and not may_be_empty:
+                names = "/".join(action.option_strings)
+                self.error(f"argument {names}: expected a value, and not an empty text")
         return options, unknown
-
-    def _check_text(self, value: str, names: Sequence[str]) -> None:
-        if not value.strip():
-            self.error(f"argument {'/'.join(names)}: expected a value, and not an empty text")
 
 
 class _Version(argparse.Action):
@@ -148,11 +136,11 @@ def make_parser(arguments: Sequence[str], with_all_options: bool = False) -> arg
     named = [name for name in arguments if name in SUBCOMMANDS][:1]
     detailed = SUBCOMMANDS if with_all_options else named
     for name in detailed or SUBCOMMANDS:
-        summary = SUBCOMMANDS[name]
+        summary, more = _help(name)
         title = f"{summary[0].upper()}{summary[1:]}."
         added = subparsers.add_parser(name, help=summary, description=title, formatter_class=_Help)
         if name in detailed:
-            added.epilog = _subcommand(name).EXAMPLES
+            added.epilog = more + getattr(_subcommand(name), "MORE", "")
             add_arguments(_subcommand(name), added)
             _add_color(added, argparse.SUPPRESS)
     return parser
@@ -172,7 +160,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command and return its exit status."""
     encode_anything()
     try:
-        options = make_parser(arguments).parse_args(arguments)
+        options = make_parser(arguments).parse_args(arguments, Options())
     except SystemExit as end:
         return int(end.code or 0)
     choose_color(options.color)
@@ -184,11 +172,11 @@ def main(arguments: Sequence[str]) -> int:
         return guarded(lambda: _run(options))
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(options: Options) -> int:
     """Import late what `--help` does not need."""
     from mtfc.driver.loading.sources import Sources
 
-    sources = Sources()
+    options.sources = Sources()
     run = _subcommand(options.command).run
 
     def with_graph() -> int:
@@ -197,6 +185,6 @@ def _run(options: argparse.Namespace) -> int:
             from mtfc.driver.loading.graph_file import graph_file
 
             options.graph, options.file = graph_file(file)
-        return run(options, sources)
+        return run(options) or OK
 
-    return diagnosed(with_graph, sources, getattr(options, "format", "text"))
+    return diagnosed(with_graph, options)

@@ -1,24 +1,5 @@
-"""`mtfc compile`: print a file at any stage of its compilation."""
+"""`mtfc compile`: compile a file, and print any stage of it.
 
-from __future__ import annotations
-
-import argparse
-import json
-import sys
-from itertools import zip_longest
-
-import attrs
-
-from mtfc.backends.registry import text_kinds
-from mtfc.cli.option_text import record_of
-from mtfc.cli.options import FORMAT, MEMORY, chosen, program, read_files, selection
-from mtfc.driver.compile import EMITTERS, IR_KINDS, PassRecord, emit, list_passes, syntax_tree
-from mtfc.driver.data.files import STANDARD, check_apart, check_writable, write_text
-from mtfc.driver.errors import OK, UsageError
-from mtfc.driver.loading.sources import Sources
-from mtfc.driver.options import CompileOptions
-
-_EXAMPLES = """\
 examples:
   mtfc compile model.mtf                              print one processor's program, with its collectives
   mtfc compile model.mtf --emit jax -o model.py       write a JAX module that runs without mtfc
@@ -32,6 +13,20 @@ examples:
 kinds:
 """
 
+from __future__ import annotations
+
+import sys
+from itertools import zip_longest
+
+import attrs
+
+from mtfc.backends.registry import text_kinds
+from mtfc.cli.options import FORMAT, MEMORY, Options, json_text, program, selection
+from mtfc.driver.compile import EMITTERS, IR_KINDS, PassRecord, emit, list_passes, syntax_tree
+from mtfc.driver.data.files import STANDARD, write_text
+from mtfc.driver.errors import UsageError
+from mtfc.driver.options import CompileOptions
+
 
 def _kinds() -> str:
     """Return the kinds of text in two columns: those of the compiler, and those of the backends."""
@@ -44,7 +39,7 @@ def _kinds() -> str:
 LIST = "list"
 """The word after `--passes` that prints all passes."""
 
-EXAMPLES = _EXAMPLES + _kinds()
+MORE = _kinds()
 
 OPTIONS = f"""{program(", a .ir file of IR text", is_required=False)}
   --emit KIND            default: spmd
@@ -64,28 +59,26 @@ DEFAULTS = {"output": STANDARD}
 CHOICES = {"emit": ("ast", *EMITTERS)}
 
 
-def run(options: argparse.Namespace, sources: Sources) -> int:
+def run(options: Options) -> None:
     if options.passes == LIST:
         write_text(options.output, list_passes())
-        return OK
+        return
     if options.file is None:
         raise UsageError("which file? give a .mtf file, or `--passes list`")
-    check_apart({"-o": options.output}, read_files(options))
-    check_writable(options.output)
+    options.check_outputs("-o")
     as_json = options.format == "json"
     if options.emit == "ast":
         if options.args is not None:
             raise UsageError("--emit ast shows the text of a .mtf file, and a function of JAX has none")
-        text = syntax_tree(options.file, sources, as_json)
+        text = syntax_tree(options.file, options.sources, as_json)
     elif as_json:
         passes: list[PassRecord] = []
-        record = emit(_options(options), sources, passes.append).record()
+        record = emit(_options(options), options.sources, passes.append).record()
         record |= {"passes": [each.record() for each in passes]} if options.print_ir_after else {}
-        text = json.dumps(record, indent=2)
+        text = json_text(record)
     else:
-        text = emit(_options(options), sources, _show).text
+        text = emit(_options(options), options.sources, _show).text
     write_text(options.output, text if text.endswith("\n") else f"{text}\n")
-    return OK
 
 
 def _show(found: PassRecord) -> None:
@@ -93,5 +86,5 @@ def _show(found: PassRecord) -> None:
         print(f"// after {found.name} ({1000 * found.seconds:.1f} ms)\n{found.text}", file=sys.stderr)
 
 
-def _options(options: argparse.Namespace) -> CompileOptions:
-    return record_of(options, CompileOptions, choice=attrs.evolve(chosen(options), passes=None))
+def _options(options: Options) -> CompileOptions:
+    return options.record(CompileOptions, choice=attrs.evolve(options.choice, passes=None))

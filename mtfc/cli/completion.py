@@ -1,20 +1,18 @@
-"""`mtfc completion`: print the completion of commands and options for a shell."""
+"""`mtfc completion`: print the completion of commands and options for a shell.
 
-from __future__ import annotations
-
-import argparse
-from collections.abc import Iterator
-
-from mtfc.driver.errors import OK
-from mtfc.driver.loading.sources import Sources
-
-EXAMPLES = """\
 examples:
   mtfc completion bash > ~/.local/share/bash-completion/completions/mtfc
   mtfc completion zsh > ~/.zfunc/_mtfc               with `fpath+=~/.zfunc` before `compinit` in ~/.zshrc
   mtfc completion fish > ~/.config/fish/completions/mtfc.fish
   eval "$(mtfc completion bash)"                     for the shell at hand
 """
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+from mtfc.cli.options import Options
 
 SHELLS = "bash", "zsh", "fish", "tcsh", "powershell"
 
@@ -25,7 +23,7 @@ OPTIONS = f"  SHELL  {' or '.join(SHELLS)}"
 CHOICES = {"shell": SHELLS}
 
 
-def run(options: argparse.Namespace, sources: Sources) -> int:
+def run(options: Options) -> None:
     from mtfc.cli.command import make_parser
     from mtfc.driver.data.packages import import_package
     from mtfc.driver.help_pages import topics
@@ -41,7 +39,6 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
             if word in str(action.metavar):
                 action.complete = getattr(shtab, sort)  # type: ignore[attr-defined]
     print(shtab.complete(parser, shell=options.shell))
-    return OK
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:

@@ -1,13 +1,5 @@
-"""`mtfc cost`: print the computation, communication and memory of a device under each layout."""
+"""`mtfc cost`: print computation, communication and memory per device.
 
-from __future__ import annotations
-
-import argparse
-
-from mtfc.cli.options import LOWERING, chosen, program, selection, show
-from mtfc.driver.loading.sources import Sources
-
-EXAMPLES = """\
 examples:
   mtfc cost model.mtf                        print costs by source line, then all layouts side by side
   mtfc cost model.mtf --symbolic             print formulas in the file's own names
@@ -15,13 +7,16 @@ examples:
   mtfc cost train:step --args train:example --mesh data:8 --layout batch:data      print the costs of a function of JAX
 """
 
+from __future__ import annotations
+
+from mtfc.cli.options import LOWERING, Options, program, selection
 
 OPTIONS = f"""{program()}
   --symbolic             print formulas instead of numbers; JSON has both
 {LOWERING}{selection("all")}"""
 
 
-def run(options: argparse.Namespace, sources: Sources) -> int:
+def run(options: Options) -> None:
     from mtfc.driver.cost import model_costs
 
-    return show(model_costs(options.file, chosen(options), sources, options.symbolic), options, sources)
+    options.show(model_costs(options.file, options.choice, options.sources, options.symbolic))

@@ -1,13 +1,5 @@
-"""`mtfc diff`: print the difference in cost of two layouts, by line of the file."""
+"""`mtfc diff`: print the difference in cost of two layouts, by line.
 
-from __future__ import annotations
-
-import argparse
-
-from mtfc.cli.options import LOWERING, chosen, program, selection, show
-from mtfc.driver.loading.sources import Sources
-
-EXAMPLES = """\
 examples:
   mtfc diff model.mtf                                               compare the first two declared layouts
   mtfc diff model.mtf --layout data_parallel --layout hybrid
@@ -18,14 +10,16 @@ examples:
 All figures are of one device, or means of all devices if a layout has several meshes. The lines add up to the whole difference.
 """
 
+from __future__ import annotations
+
+from mtfc.cli.options import LOWERING, Options, program, selection
 
 OPTIONS = f"""{program()}
   --target HW            a machine: also print the seconds of each line there, as `mtfc simulate` predicts them
 {LOWERING}{selection("the first two", several=True)}"""
 
 
-def run(options: argparse.Namespace, sources: Sources) -> int:
+def run(options: Options) -> None:
     from mtfc.driver.diff import diff
 
-    asked = options.file, chosen(options), options.layout, options.target, sources
-    return show(diff(*asked), options, sources)
+    options.show(diff(options.file, options.choice, options.layout, options.target, options.sources))

@@ -1,15 +1,5 @@
-"""`mtfc draw`: draw the arrays of a layout on its mesh, or the operators of a placement on its devices."""
+"""`mtfc draw`: draw the parts of a layout or a placement.
 
-from __future__ import annotations
-
-import argparse
-
-from mtfc.cli.options import chosen, program, read_files, selection
-from mtfc.driver.data.files import check_apart, check_writable, write_text
-from mtfc.driver.errors import OK
-from mtfc.driver.loading.sources import Sources
-
-EXAMPLES = """\
 examples:
   mtfc draw model.mtf -o model.svg                           draw the first layout
   mtfc draw model.mtf --layout hybrid --array w --array h -o model.svg
@@ -17,6 +7,10 @@ examples:
   mtfc draw train:step --args train:example --layout plan.json -o plan.svg     draw a plan of a function of JAX
 """
 
+from __future__ import annotations
+
+from mtfc.cli.options import Options, program, selection
+from mtfc.driver.data.files import write_text
 
 OPTIONS = f"""{program()}
   -o, --output OUT.svg   write the drawing to this file
@@ -25,10 +19,9 @@ OPTIONS = f"""{program()}
 REQUIRED = "output"
 
 
-def run(options: argparse.Namespace, sources: Sources) -> int:
+def run(options: Options) -> None:
     from mtfc.driver.draw import drawing
 
-    check_apart({"-o": options.output}, read_files(options))
-    check_writable(options.output)
-    write_text(options.output, drawing(options.file, chosen(options), sources, options.array).svg)
-    return OK
+    options.check_outputs("-o")
+    found = drawing(options.file, options.choice, options.sources, options.array)
+    write_text(options.output, found.svg)

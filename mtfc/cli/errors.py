@@ -26,8 +26,10 @@ from mtfc.driver.errors import (
 )
 
 if TYPE_CHECKING:
+    from mtfc.cli.options import Options
     from mtfc.compiler.diagnostics import Diagnostic
     from mtfc.driver.loading.sources import Sources
+    from mtfc.driver.training.hosts import Hosts
 
 BROKEN_PIPE = 141
 """The status that a shell reports for a process that SIGPIPE ended."""
@@ -87,16 +89,33 @@ def show_diagnostics(diagnostics: Iterable[Diagnostic], sources: Sources, format
             print(f"`mtfc explain {command}` says more{cases}", file=sys.stderr)
 
 
-def diagnosed(action: Callable[[], int], sources: Sources, format: str) -> int:
-    """Return the status of `action`; the diagnostics of an error are shown."""
+def diagnosed(action: Callable[[], int], options: Options) -> int:
+    """Return the status of `action`; the diagnostics of an error are shown, or that a search has found nothing."""
     from mtfc.compiler.diagnostics import CompileError  # imported late: `--help` needs no compiler
 
     try:
         return action()
     except CompileError as error:
         sys.stdout.flush()
-        show_diagnostics(error.diagnostics, sources, format)
-        return ERRORS
+        show_diagnostics(error.diagnostics, options.sources, getattr(options, "format", "text"))
+    except Exception as error:
+        from mtfc.compiler.search.found import NothingFits
+
+        if not isinstance(error, NothingFits):
+            raise
+        say(f"{options.file}: {error}")
+    return ERRORS
+
+
+def run_joined(hosts: Hosts, action: Callable[[], int], options: Options) -> int:
+    """Return the status of `action`; one of several processes ends at once, because libraries would wait for the others."""
+    from mtfc.driver.training.hosts import keep_libraries_quiet
+
+    if not hosts.are_several:
+        return action()
+    hosts.check()
+    keep_libraries_quiet()
+    return leave(guarded(lambda: diagnosed(action, options)))
 
 
 def guarded(action: Callable[[], int]) -> int:

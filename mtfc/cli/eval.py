@@ -1,19 +1,5 @@
-"""`mtfc eval`: the means of a model's outputs over data, with the parameters of a file or of a run."""
+"""`mtfc eval`: print the means of a model's outputs over data, with trained parameters.
 
-from __future__ import annotations
-
-import argparse
-import json
-
-from mtfc.cli.hosts import HOSTS, run_joined
-from mtfc.cli.option_text import record_of
-from mtfc.cli.options import FORMAT, OF_PARAMETERS, SOURCE, WHOLE_DOCUMENTS, chosen, selection
-from mtfc.driver.loading.sources import Sources
-from mtfc.driver.options import EvalOptions
-from mtfc.driver.training.evaluation import evaluate
-from mtfc.driver.training.hosts import Hosts
-
-EXAMPLES = """\
 examples:
   mtfc eval model.mtf --params runs/first --data test.npz
   mtfc eval lm.mtf --params runs/lm/checkpoints/8000 --data valid.bin:uint16 --batches 100 --layout fsdp
@@ -21,6 +7,14 @@ examples:
   mtfc eval model.mtf --params runs/first --averages --data test.npz --format json
 """
 
+from __future__ import annotations
+
+from mtfc.cli.errors import run_joined
+from mtfc.cli.options import FORMAT, HOSTS, OF_PARAMETERS, SOURCE, WHOLE_DOCUMENTS, Options, selection
+from mtfc.driver.errors import OK
+from mtfc.driver.options import EvalOptions
+from mtfc.driver.training.evaluation import evaluate
+from mtfc.driver.training.hosts import Hosts
 
 OPTIONS = f"""{SOURCE}
   --data DATA            FILE.npz, FILE.npy, FILE:DTYPE for tokens, a directory of these, or MODULE:FUNCTION
@@ -35,13 +29,13 @@ RECORDS = EvalOptions, Hosts
 REQUIRED = "data params"
 
 
-def run(options: argparse.Namespace, sources: Sources) -> int:
-    given = record_of(options, EvalOptions, choice=chosen(options), hosts=record_of(options, Hosts))
-    return run_joined(given.hosts, lambda: _run(given, options.format, sources), sources, options.format)
+def run(options: Options) -> int:
+    given = options.record(EvalOptions, hosts=options.record(Hosts))
+    return run_joined(given.hosts, lambda: _run(given, options), options)
 
 
-def _run(given: EvalOptions, format: str, sources: Sources) -> int:
-    found = evaluate(given, sources)
+def _run(given: EvalOptions, options: Options) -> int:
+    found = evaluate(given, options.sources)
     if found is not None:
-        print(found.table() if format == "text" else json.dumps(found.record(), indent=2))
-    return 0
+        options.print(found.record, found.table)
+    return OK

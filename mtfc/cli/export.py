@@ -1,18 +1,5 @@
-"""`mtfc export`: write the parameters of a model to a safetensors file, under our names or those of another library."""
+"""`mtfc export`: write parameters as safetensors, under our names or those of another library.
 
-from __future__ import annotations
-
-import argparse
-
-from mtfc.cli.import_ import EXCHANGE, show_written
-from mtfc.cli.option_text import record_of
-from mtfc.cli.options import SOURCE, chosen
-from mtfc.driver.errors import OK
-from mtfc.driver.exchange.exchange import export_weights
-from mtfc.driver.loading.sources import Sources
-from mtfc.driver.options import ExchangeOptions
-
-EXAMPLES = """\
 examples:
   mtfc export model.mtf --params params.npz -o model.safetensors
   mtfc export model.mtf --params runs/first -o model.safetensors
@@ -21,6 +8,12 @@ examples:
 A map of weights has the names and shapes of another library: see docs/weights.md.
 """
 
+from __future__ import annotations
+
+from mtfc.cli.import_ import EXCHANGE
+from mtfc.cli.options import SOURCE, Options
+from mtfc.driver.exchange.exchange import export_weights
+from mtfc.driver.options import ExchangeOptions
 
 OPTIONS = f"""{SOURCE}
   --params IN            the parameters: .npz, .safetensors, a folder of shards, or a --dir of `mtfc train`
@@ -30,7 +23,6 @@ RECORDS = (ExchangeOptions,)
 REQUIRED = "params output"
 
 
-def run(options: argparse.Namespace, sources: Sources) -> int:
-    given = record_of(options, ExchangeOptions, choice=chosen(options), source=options.params)
-    show_written(export_weights(given, sources), options)
-    return OK
+def run(options: Options) -> None:
+    written = export_weights(options.record(ExchangeOptions, source=options.params), options.sources)
+    options.print(written.record, written.report)

@@ -1,24 +1,22 @@
-"""`mtfc help`: print a page of the documentation."""
+"""`mtfc help`: print a page of the documentation.
 
-from __future__ import annotations
-
-import argparse
-import sys
-
-from mtfc.driver.errors import OK
-from mtfc.driver.loading.sources import Sources
-
-EXAMPLES = """\
 examples:
   mtfc help                          list the topics
   mtfc help language                 print the reference of the language
   mtfc help E301                     print what a diagnostic means, as `mtfc explain E301` does
 """
 
+from __future__ import annotations
+
+import sys
+
+from mtfc.cli.options import Options
+from mtfc.driver.errors import OK
+
 OPTIONS = "  [TOPIC]  a page, a diagnostic, or a command"
 
 
-def run(options: argparse.Namespace, sources: Sources) -> int:
+def run(options: Options) -> int:
     from mtfc.cli.command import SUBCOMMANDS, main
     from mtfc.driver.help_pages import page, topics
 

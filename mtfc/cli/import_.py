@@ -1,23 +1,5 @@
-"""`mtfc import`: read parameters that another library wrote, and write them under the names of the model."""
+"""`mtfc import`: read parameters that another library wrote.
 
-from __future__ import annotations
-
-import argparse
-import json
-
-from mtfc.cli.option_text import record_of
-from mtfc.cli.options import FORMAT, MODEL, SOURCE, chosen
-from mtfc.driver.errors import OK
-from mtfc.driver.exchange.exchange import WrittenFile, import_weights
-from mtfc.driver.loading.sources import Sources
-from mtfc.driver.options import ExchangeOptions
-
-EXCHANGE = f"""
-  --map MAP.toml         the names and shapes of another library
-  -o, --output OUT       the file to write, which ends in .safetensors or .npz
-{FORMAT}{MODEL}"""
-
-EXAMPLES = """\
 examples:
   mtfc import model.mtf --from model.safetensors -o params.npz
   mtfc import llama.mtf --from Llama-3-8B --map maps/llama_hf.toml -o llama.safetensors
@@ -27,6 +9,17 @@ examples:
 A map of weights has the names and shapes of another library: see docs/weights.md.
 """
 
+from __future__ import annotations
+
+from mtfc.cli.options import FORMAT, MODEL, SOURCE, Options
+from mtfc.driver.exchange.exchange import import_weights
+from mtfc.driver.options import ExchangeOptions
+
+EXCHANGE = f"""
+  --map MAP.toml         the names and shapes of another library
+  -o, --output OUT       the file to write, which ends in .safetensors or .npz
+{FORMAT}{MODEL}"""
+
 
 OPTIONS = f"""{SOURCE}
   --from IN              the file or folder to read
@@ -35,13 +28,6 @@ RECORDS = (ExchangeOptions,)
 REQUIRED = "from output"
 
 
-def run(options: argparse.Namespace, sources: Sources) -> int:
-    show_written(
-        import_weights(record_of(options, ExchangeOptions, choice=chosen(options)), sources), options
-    )
-    return OK
-
-
-def show_written(written: WrittenFile, options: argparse.Namespace) -> None:
-    """Print a line or a JSON record about a file."""
-    print(json.dumps(written.record(), indent=2) if options.format == "json" else written.report())
+def run(options: Options) -> None:
+    written = import_weights(options.record(ExchangeOptions), options.sources)
+    options.print(written.record, written.report)

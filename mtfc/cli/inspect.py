@@ -1,13 +1,5 @@
-"""`mtfc inspect`: print what the real compiler makes of a step, beside the prediction."""
+"""`mtfc inspect`: print what the compiler of a machine makes of a step, beside the prediction.
 
-from __future__ import annotations
-
-import argparse
-
-from mtfc.cli.options import LOWERING, chosen, program, selection, show
-from mtfc.driver.loading.sources import Sources
-
-EXAMPLES = """\
 examples:
   mtfc inspect model.mtf --target cpu:8                           compile for virtual CPU devices
   mtfc inspect model.mtf --target tpu_v5e --layout hybrid         compile for the smallest topology that has the mesh
@@ -17,6 +9,9 @@ examples:
 Status 1: the compiler refuses the program, for example because memory does not suffice.
 """
 
+from __future__ import annotations
+
+from mtfc.cli.options import LOWERING, Options, program, selection
 
 OPTIONS = f"""{program()}
   --target HW            cpu:N for virtual devices, gpu, a machine such as tpu_v5e or h100, or a topology such as v5e:4x4
@@ -25,8 +20,7 @@ OPTIONS = f"""{program()}
 REQUIRED = "target"
 
 
-def run(options: argparse.Namespace, sources: Sources) -> int:
+def run(options: Options) -> None:
     from mtfc.driver.inspect import inspect
 
-    found = inspect(options.file, options.target, chosen(options), sources, options.apply)
-    return show(found, options, sources)
+    options.show(inspect(options.file, options.target, options.choice, options.sources, options.apply))

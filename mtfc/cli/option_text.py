@@ -20,7 +20,8 @@ import argparse
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import attrs
@@ -28,55 +29,17 @@ if TYPE_CHECKING:
 ARGUMENT = re.compile(r"  (\[?)([A-Z]+)(\.\.\.)?\]?  +(\S.*)")
 OPTION = re.compile(r"  ((?:-\w, )?--?[\w-]+)(?: (\S+))?  +(\S.*)")
 
-Record = TypeVar("Record", bound="attrs.AttrsInstance")
 
+def number(what: str, least: float, most: float = math.inf, of: type[float] = int) -> Callable[[str], float]:
+    """Return an option's type: a whole number or a float, at least `least` and below `most`, which messages call `what`."""
 
-def count(text: str) -> int:
-    """Return a whole number from 1 on, as an option's type."""
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a number from 1 on, not `{text}`")
-    return int(text)
+    def converted(text: str) -> float:
+        with suppress(ValueError):
+            if (of is float or text.isdecimal()) and least <= of(text) < most:
+                return of(text)
+        raise argparse.ArgumentTypeError(f"expected {what}, not `{text}`")
 
-
-def index(text: str) -> int:
-    """Return a whole number from 0 on, as an option's type."""
-    if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"expected a number from 0 on, not `{text}`")
-    return int(text)
-
-
-def seed(text: str) -> int:
-    """Return a whole number of 32 bits, as an option's type."""
-    if not text.isdigit() or int(text) >= 2**32:
-        raise argparse.ArgumentTypeError(f"expected a number from 0 to 2**32 - 1, not `{text}`")
-    return int(text)
-
-
-def seconds(text: str) -> float:
-    """Return a number of seconds, as an option's type."""
-    return positive(text, "a number of seconds")
-
-
-def positive(text: str, what: str = "a number") -> float:
-    """Return a number above 0, as an option's type."""
-    found = _number(text)
-    if not 0 < found < math.inf:
-        raise argparse.ArgumentTypeError(f"expected {what} above 0, not `{text}`")
-    return found
-
-
-def _temperature(text: str) -> float:
-    found = _number(text)
-    if not 0 <= found < math.inf:
-        raise argparse.ArgumentTypeError(f"expected a number from 0 on, not `{text}`")
-    return found
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
+    return converted
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -127,25 +90,31 @@ def _metric(text: str) -> object:
     return Metric(name, direction == "max" if colon else None)
 
 
+COUNT = number("a number from 1 on", 1)
+SECONDS = number("a number of seconds above 0", math.ulp(0.0), of=float)
+
 TYPES: Mapping[str, Callable[[str], object]] = {
     "A,B": _names,
-    "B": positive,
-    "I": index,
+    "B": number("a number above 0", math.ulp(0.0), of=float),
+    "I": number("a number from 0 on", 0),
     "KEY=VALUE": _setting,
-    "M": seconds,
+    "M": SECONDS,
     "METRIC": _metric,
-    "N": count,
+    "N": COUNT,
     "N,N": _numbers,
     "N-M,...": _ranges,
     "NAME=SIZE": _size,
-    "S": seconds,
+    "S": SECONDS,
     "S,O,A,P": _names,
-    "SECONDS": seconds,
-    "T": _temperature,
+    "SECONDS": SECONDS,
+    "T": number("a number from 0 on", 0, of=float),
 }
 """The type of a value by the word that stands for it; other words are texts."""
 
-TYPES_OF: Mapping[str, Callable[[str], object]] = {"seed": seed, "join_seconds": count}
+TYPES_OF: Mapping[str, Callable[[str], object]] = {
+    "seed": number("a number from 0 to 2**32 - 1", 0, 2**32),
+    "join_seconds": COUNT,
+}
 """Types of options whose word says another type."""
 
 FIELDS = {
@@ -232,9 +201,3 @@ def _add(
     if "; repeatable" in about:
         given["action"], default = "append", defaults.get(field, [])
     group.add_argument(*names, default=default, required=name in required, **given)
-
-
-def record_of(options: argparse.Namespace, record: type[Record], **others: Any) -> Record:
-    """Return a record of the options that are fields of it; `others` are fields that no option names."""
-    names = [field.name for field in record.__attrs_attrs__ if hasattr(options, field.name)]
-    return record(**{name: getattr(options, name) for name in names} | others)

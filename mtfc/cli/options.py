@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import argparse
 import re
-from typing import TYPE_CHECKING, TextIO
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 if TYPE_CHECKING:
+    import attrs
+
     from mtfc.driver.loading.choice import Choice, ProgramSource
     from mtfc.driver.loading.sources import Reported, Sources
+
+Record = TypeVar("Record", bound="attrs.AttrsInstance")
 
 FORMAT = """
   --format text|json     text for people, JSON for programs (default: text)
@@ -38,6 +43,16 @@ OF_PARAMETERS = """
 """
 
 PARAMETERS = OF_PARAMETERS.replace("`mtfc train`", "`mtfc train` (default: drawn)")
+
+HOSTS = """
+several processes:
+  --coordinator HOST:PORT    an address of process 0 that the others reach
+  --processes N          number of processes
+  --process-id I         number of this process, from 0
+  --distributed          take these from SLURM, Open MPI, TPU pods or Kubernetes
+  --join-seconds S       seconds in which all processes must have started (default: 50)
+"""
+"""The place of this process among others: the fields of `Hosts`."""
 
 MODEL = """
 choice of the program:
@@ -69,68 +84,86 @@ def selection(default_layout: str, or_placement: bool = False, several: bool = F
 """
 
 
-def chosen(options: argparse.Namespace) -> Choice:
-    """Return the options of `MODEL` and of a selection as a record; `--layout` may be missing or a list."""
-    from mtfc.driver.loading.choice import Choice
+class Options(argparse.Namespace):
+    """The options of a subcommand by name, and the texts that diagnostics may point into."""
 
-    layout = getattr(options, "layout", None)
-    layout = layout if isinstance(layout, str) else None
-    mesh, passes, memory = (getattr(options, name, None) for name in ("mesh", "passes", "memory"))
-    given = options.model, layout, mesh, dict(options.dims), tuple(options.settings), passes
-    return Choice(*given, _source(options), memory)
+    sources: Sources
+
+    @property
+    def choice(self) -> Choice:
+        """The options of `MODEL` and of a selection as a record; `--layout` may be missing or a list. Raises `UsageError`."""
+        from mtfc.driver.loading.choice import Choice
+
+        layout = getattr(self, "layout", None)
+        layout = layout if isinstance(layout, str) else None
+        mesh, passes, memory = (getattr(self, name, None) for name in ("mesh", "passes", "memory"))
+        given = self.model, layout, mesh, dict(self.dims), tuple(self.settings), passes
+        return Choice(*given, self._source(), memory)
+
+    def _source(self) -> ProgramSource | None:
+        """Return the function of JAX that the options name, or None for a file. Raises `UsageError`."""
+        if not hasattr(self, "args") or self.file is None:
+            return None
+        has_function_options = self.names or self.parameters or self.no_merge
+        if self.args is None and ":" not in self.file and not has_function_options:
+            return None
+        from mtfc.driver.errors import UsageError
+        from mtfc.driver.jax_functions.function_source import FunctionSource, is_function
+
+        if self.args is None and is_function(self.file):
+            raise UsageError(
+                f"{self.file}: a function of JAX takes --args MODULE:EXAMPLE_ARGS, and a graph is a value that `mtfc.graph` makes"
+            )
+        if self.args is None and has_function_options:
+            raise UsageError("--names, --parameters and --no-merge go with --args, for a function of JAX")
+        if self.args is None:
+            return None
+        if self.model or self.dims or self.settings:
+            raise UsageError(f"{self.file} is one program at fixed sizes: no --model, --dim or --set")
+        return FunctionSource(self.file, self.args, self.names, self.parameters, not self.no_merge)
+
+    def record(self, record: type[Record], **others: Any) -> Record:
+        """Return a record of the options that are fields of it; `others` are fields that no option names."""
+        names = [field.name for field in record.__attrs_attrs__ if field.name not in others]
+        return record(**{name: getattr(self, name) for name in names if hasattr(self, name)} | others)
+
+    def check_outputs(self, *names: str) -> TextIO:
+        """Return the stream for a report beside the files that options name. Raises `UsageError` unless these can be written."""
+        from mtfc.driver.data.files import check_apart, check_writable, report_to
+
+        paths = {name: getattr(self, "output" if name == "-o" else name.strip("-")) for name in names}
+        check_apart(paths, self._inputs())
+        check_writable(*paths.values())
+        return report_to(*paths.values())
+
+    def _inputs(self) -> dict[str, str | None]:
+        """Return the files that a program and a machine are read from, by option: no result may replace them."""
+        from mtfc.driver.loading.target import file_of
+
+        fields = {"FILE": "file", "--args": "args", "--names": "names"}
+        read = {option: _module_file(getattr(self, field, None)) for option, field in fields.items()}
+        layout, target = (getattr(self, name, None) for name in ("layout", "target"))
+        return {**read, "--layout": layout, "--target": file_of(target)}
+
+    def show(self, found: Reported, to: TextIO | None = None) -> None:
+        """Print a result with source lines in the form of `--format`."""
+        self.print(found.record, lambda: found.report(self.sources.with_library()).removesuffix("\n"), to)
+
+    def print(self, record: Callable[[], object], text: Callable[[], str], to: TextIO | None = None) -> None:
+        """Print a record as JSON, or a text, as `--format` says."""
+        print(json_text(record()) if self.format == "json" else text(), file=to)
 
 
-def _source(options: argparse.Namespace) -> ProgramSource | None:
-    """Return the function of JAX that the options name, or None for a file. Raises `UsageError`."""
-    if not hasattr(options, "args") or options.file is None:
-        return None
-    if options.args is None and ":" not in options.file and not _has_function_options(options):
-        return None
-    from mtfc.driver.errors import UsageError
-    from mtfc.driver.jax_functions.function_source import FunctionSource, is_function
+def json_text(record: object) -> str:
+    import json
 
-    if options.args is None and is_function(options.file):
-        raise UsageError(
-            f"{options.file}: a function of JAX takes --args MODULE:EXAMPLE_ARGS, and a graph is a value that `mtfc.graph` makes"
-        )
-    if options.args is None and _has_function_options(options):
-        raise UsageError("--names, --parameters and --no-merge go with --args, for a function of JAX")
-    if options.args is None:
-        return None
-    if options.model or options.dims or options.settings:
-        raise UsageError(f"{options.file} is one program at fixed sizes: no --model, --dim or --set")
-    return FunctionSource(options.file, options.args, options.names, options.parameters, not options.no_merge)
+    return json.dumps(record, indent=2)
 
 
-def show(found: Reported, options: argparse.Namespace, sources: Sources, to: TextIO | None = None) -> int:
-    """Print a result in the form of `--format`, and return the status of success."""
-    if options.format == "json":
-        import json
-
-        print(json.dumps(found.record(), indent=2), file=to)
-    else:
-        print(found.report(sources.with_library()), end="", file=to)
-    return 0
-
-
-def read_files(options: argparse.Namespace) -> dict[str, str | None]:
-    """Return the files that a program is read from, by option: no result may replace them."""
-    found = {
-        "FILE": _file_of(options.file),
-        "--args": _file_of(options.args),
-        "--names": _file_of(options.names),
-    }
-    return {**found, "--layout": getattr(options, "layout", None)}
-
-
-def _file_of(text: str | None) -> str | None:
+def _module_file(text: str | None) -> str | None:
     """Return a file, or the file of the module in `MODULE:NAME`."""
     module = re.fullmatch(r"([^\W\d][\w.]*):[^\W\d][\w.]*", text or "")
     return f"{module[1].replace('.', '/')}.py" if module else text
-
-
-def _has_function_options(options: argparse.Namespace) -> bool:
-    return bool(options.names or options.parameters or options.no_merge)
 
 
 def program(instead: str = "", is_required: bool = True) -> str:

@@ -1,18 +1,5 @@
-"""`mtfc report`: write a page about a model's layouts or placements, or about a training run."""
+"""`mtfc report`: write a page about layouts or a training run, to open in a browser.
 
-from __future__ import annotations
-
-import argparse
-
-from mtfc.cli.options import MEMORY, PASSES, chosen, program, read_files, selection
-from mtfc.cli.progress import figures_line
-from mtfc.driver.data.files import check_apart, check_writable, report_to, write_text
-from mtfc.driver.errors import ERRORS, INTERRUPTED, OK, say
-from mtfc.driver.loading.sources import Sources
-from mtfc.driver.loading.target import file_of
-from mtfc.driver.report import ReportPage, is_run, layouts_page, run_page
-
-EXAMPLES = """\
 examples:
   mtfc report model.mtf -o report.html                      show all layouts of the model side by side
   mtfc report model.mtf --target tpu_v2 -o report.html      predict times on another machine
@@ -26,6 +13,12 @@ examples:
 A page needs no network: open it in a browser, mail it, or keep it beside the results.
 """
 
+from __future__ import annotations
+
+from mtfc.cli.options import MEMORY, PASSES, Options, program, selection
+from mtfc.cli.progress import figures_line
+from mtfc.driver.data.files import write_text
+from mtfc.driver.report import ReportPage, is_run, layouts_page, run_page
 
 OPTIONS = f"""{program(", or the --dir of a training run")}
   -o, --output OUT.html  write the page to this file
@@ -35,31 +28,16 @@ OPTIONS = f"""{program(", or the --dir of a training run")}
 REQUIRED = "output"
 
 
-def run(options: argparse.Namespace, sources: Sources) -> int:
-    from mtfc.compiler.search.found import NothingFits
-
-    folder = options.file if options.args is None and is_run(options.file) else None
-    inputs = {} if folder else {**read_files(options), "--target": file_of(options.target)}
-    check_apart({"-o": options.output}, inputs)
-    check_writable(options.output)
-    try:
-        page = _page(options, sources, folder)
-    except NothingFits as error:
-        say(f"{options.file}: {error}")
-        return ERRORS
-    except KeyboardInterrupt:
-        say(f"{options.file}: interrupted")
-        return INTERRUPTED
+def run(options: Options) -> None:
+    to = options.check_outputs("-o")
+    page = _page(options)
     write_text(options.output, page.html)
-    print(
-        f"{options.output}: {page.title}, {len(page.html.encode()) >> 10} KiB", file=report_to(options.output)
-    )
-    return OK
+    print(f"{options.output}: {page.title}, {len(page.html.encode()) >> 10} KiB", file=to)
 
 
-def _page(options: argparse.Namespace, sources: Sources, folder: str | None) -> ReportPage:
-    if folder is not None:
-        return run_page(folder)
-    asked = options.file, chosen(options), sources, options.target, options.search
+def _page(options: Options) -> ReportPage:
+    if options.args is None and is_run(options.file):
+        return run_page(options.file)
+    asked = options.file, options.choice, options.sources, options.target, options.search
     with figures_line(".4g", options.search or 0.0):
         return layouts_page(*asked)

@@ -1,23 +1,5 @@
-"""`mtfc run`: execute or train a model on a backend, and print the results."""
+"""`mtfc run`: execute a model, or train it for a few steps.
 
-from __future__ import annotations
-
-import argparse
-import json
-
-from mtfc.backends.registry import BACKENDS
-from mtfc.cli.errors import show_diagnostics
-from mtfc.cli.option_text import record_of
-from mtfc.cli.options import LOWERING, PARAMETERS, SOURCE, chosen, selection
-from mtfc.driver.data.files import report_to
-from mtfc.driver.errors import UsageError
-from mtfc.driver.loading.sources import Sources
-from mtfc.driver.options import RunOptions
-from mtfc.driver.running.generation import Generation
-from mtfc.driver.running.run import run as run_model
-from mtfc.reports.run_report import StepRecord, step_text
-
-EXAMPLES = """\
 examples:
   mtfc run model.mtf --data batch.npz --save outputs.npz
   mtfc run model.mtf --train --steps 100 --data train.npz --save params.npz --backend jax
@@ -28,6 +10,17 @@ An NPZ file of data holds an array for each input. If the first dimension of an 
 input, the array holds k batches. For fewer rows at the end the model is compiled a second time.
 """
 
+from __future__ import annotations
+
+from mtfc.backends.registry import BACKENDS
+from mtfc.cli.errors import show_diagnostics
+from mtfc.cli.options import LOWERING, PARAMETERS, SOURCE, Options, selection
+from mtfc.driver.data.files import report_to
+from mtfc.driver.errors import UsageError
+from mtfc.driver.options import RunOptions
+from mtfc.driver.running.generation import Generation
+from mtfc.driver.running.run import run as run_model
+from mtfc.reports.run_report import StepRecord, step_text
 
 OPTIONS = f"""{SOURCE}
   --backend {"|".join(BACKENDS)}    the backend that executes (default: numpy; jax for a placement)
@@ -52,22 +45,22 @@ text, of a model that continues prompts:
 RECORDS = (RunOptions,)
 
 
-def run(options: argparse.Namespace, sources: Sources) -> int:
+def run(options: Options) -> int:
     to = report_to(options.save)
-    given = record_of(options, RunOptions, choice=chosen(options), generation=_generation(options))
+    given = options.record(RunOptions, generation=_generation(options))
 
     def show(step: StepRecord) -> None:
         if options.format == "text":
             print(step_text(step), file=to, flush=True)
 
-    done = run_model(given, sources, show)
-    print(done.report() if options.format == "text" else json.dumps(done.record(), indent=2), file=to)
+    done = run_model(given, options.sources, show)
+    options.print(done.record, done.report, to)
     if done.cause:
-        show_diagnostics([done.cause], sources, options.format)
+        show_diagnostics([done.cause], options.sources, options.format)
     return done.status
 
 
-def _generation(options: argparse.Namespace) -> Generation | None:
+def _generation(options: Options) -> Generation | None:
     values = {name: getattr(options, name) for name in ("temperature", "tokens", "tokenizer")}
     given = {name: value for name, value in values.items() if value is not None}
     if not options.prompts and given:

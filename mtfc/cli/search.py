@@ -1,22 +1,5 @@
-"""`mtfc search`: find the best plan for a machine, and print it with its proof."""
+"""`mtfc search`: find the best layout for a machine.
 
-from __future__ import annotations
-
-import argparse
-import json
-
-from mtfc.cli.option_text import record_of
-from mtfc.cli.options import FORMAT, MODEL, chosen, program, read_files
-from mtfc.cli.progress import figures_line
-from mtfc.driver.data.files import check_apart, check_writable, report_to, write_text
-from mtfc.driver.errors import ERRORS, INTERRUPTED, OK, say
-from mtfc.driver.loading.sources import Sources
-from mtfc.driver.loading.target import file_of
-from mtfc.driver.options import ChainOptions, SearchOptions
-from mtfc.driver.searching.search import DEFAULT_TARGET, SPACES, search
-from mtfc.driver.searching.space import SearchAnswer
-
-EXAMPLES = """\
 examples:
   mtfc search model.mtf --target h100 --devices 64 -o best.mtf      find the best plan, and write it
   mtfc search model.mtf --target tpu_v2                     for all processors of a machine
@@ -37,6 +20,17 @@ the result, called `found`. A layout is the first of OUT.mtf, so `mtfc compile O
 `mtfc verify OUT.mtf` runs it.
 """
 
+from __future__ import annotations
+
+from typing import TextIO
+
+from mtfc.cli.options import FORMAT, MODEL, Options, program
+from mtfc.cli.progress import figures_line
+from mtfc.driver.data.files import write_text
+from mtfc.driver.errors import INTERRUPTED, OK, say
+from mtfc.driver.options import ChainOptions, SearchOptions
+from mtfc.driver.searching.search import DEFAULT_TARGET, SPACES, search
+from mtfc.driver.searching.space import SearchAnswer
 
 OPTIONS = f"""{program()}
   --objective time|serial|memory|bytes    minimize the simulated step (time), its time without overlap (serial), the memory, or
@@ -74,47 +68,31 @@ with --space soap:
 RECORDS = SearchOptions, ChainOptions
 
 
-def run(options: argparse.Namespace, sources: Sources) -> int:
-    from mtfc.compiler.search.found import NothingFits
-
-    inputs = {**read_files(options), "--target": file_of(options.target)}
-    check_apart({"-o": options.output, "--export": options.export}, inputs)
-    check_writable(options.output, options.export)
+def run(options: Options) -> int:
+    to = options.check_outputs("-o", "--export")
     try:
         with figures_line(".4g", options.budget):
-            found = search(_options(options), sources, exports=options.export is not None)
-    except NothingFits as error:
-        say(f"{options.file}: {error}")
-        return ERRORS
+            found = search(_options(options), options.sources, exports=options.export is not None)
     except KeyboardInterrupt:
         say(f"{options.file}: interrupted before anything was found")
         return INTERRUPTED
-    return _show(found, options, sources)
+    _show(found, options, to)
+    return OK
 
 
-def _options(options: argparse.Namespace) -> SearchOptions:
-    return record_of(options, SearchOptions, choice=chosen(options), chains=record_of(options, ChainOptions))
+def _options(options: Options) -> SearchOptions:
+    return options.record(SearchOptions, chains=options.record(ChainOptions))
 
 
-def _show(found: SearchAnswer, options: argparse.Namespace, sources: Sources) -> int:
-    """Write and print the result, and the answer to `--why-not`. Return the exit status."""
-    from mtfc.compiler.search.found import NothingFits
-
+def _show(found: SearchAnswer, options: Options, to: TextIO) -> None:
+    """Write and print the result, and the answer to `--why-not`."""
     if options.export is not None and found.exported is not None:
         write_text(options.export, found.exported())
     if options.output is not None:
         write_text(options.output, found.written())
-    try:
-        answer = found.why_not()
-    except NothingFits as error:
-        say(f"{options.file}: {error}")
-        return ERRORS
-    to = report_to(options.output, options.export)
-    if options.format == "json":
-        extra = {"why_not": answer.record()} if answer else {}
-        print(json.dumps({**found.result.record(), **extra}, indent=2), file=to)
-        return OK
-    print(found.result.report(), file=to)
-    if answer:
-        print(f"\n{answer.report(sources.with_library())}", end="", file=to)
-    return OK
+    answer = found.why_not()
+    extra = {"why_not": answer.record()} if answer else {}
+    more = [answer.report(options.sources.with_library()).removesuffix("\n")] if answer else []
+    options.print(
+        lambda: found.result.record() | extra, lambda: "\n\n".join([found.result.report(), *more]), to
+    )

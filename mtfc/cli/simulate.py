@@ -1,17 +1,5 @@
-"""`mtfc simulate`: print the predicted time of a step on a machine, by line of the file."""
+"""`mtfc simulate`: predict the time of a step on a machine.
 
-from __future__ import annotations
-
-import argparse
-import json
-
-from mtfc.cli.options import LOWERING, chosen, program, read_files, selection, show
-from mtfc.driver.data.files import check_apart, check_writable, report_to, write_text
-from mtfc.driver.errors import OK, UsageError
-from mtfc.driver.loading.sources import Sources
-from mtfc.driver.loading.target import file_of
-
-EXAMPLES = """\
 examples:
   mtfc simulate model.mtf --target h100                 predict a step of the first layout, on an H100 for each processor
   mtfc simulate model.mtf --target tpu_v4 --layout hybrid --trace step.json
@@ -20,6 +8,14 @@ examples:
   mtfc simulate --target list                           print all machines
   mtfc simulate train:step --args train:example --layout plan.json --target h100    predict a step of a function of JAX
 """
+
+from __future__ import annotations
+
+import json
+
+from mtfc.cli.options import LOWERING, Options, program, selection
+from mtfc.driver.data.files import write_text
+from mtfc.driver.errors import UsageError
 
 LIST = "list"
 
@@ -35,38 +31,26 @@ REQUIRED = "target"
 DEFAULTS = {"parameter_servers": 0}
 
 
-def run(options: argparse.Namespace, sources: Sources) -> int:
+def run(options: Options) -> None:
     from mtfc.driver.simulate import simulate
 
-    check_apart({"--trace": options.trace}, {**read_files(options), "--target": file_of(options.target)})
-    check_writable(options.trace)
+    to = options.check_outputs("--trace")
     if options.target == LIST:
-        _show_machines(options, sources)
-        return OK
+        _show_machines(options)
+        return
     if options.file is None:
         raise UsageError("simulate takes a FILE; only --target list goes without one")
-    found = simulate(
-        options.file,
-        chosen(options),
-        options.target,
-        sources,
-        options.place,
-        options.measured,
-        options.parameter_servers,
-    )
-    to = report_to(options.trace)
+    more = options.place, options.measured, options.parameter_servers
+    found = simulate(options.file, options.choice, options.target, options.sources, *more)
     if options.trace is not None:
         write_text(options.trace, json.dumps(found.trace()) + "\n")
-    return show(found, options, sources, to)
+    options.show(found, to)
 
 
-def _show_machines(options: argparse.Namespace, sources: Sources) -> None:
+def _show_machines(options: Options) -> None:
     """Print the machines that `--target` can name."""
     from mtfc.driver.simulate import machines
     from mtfc.reports.machines_report import machines_json, machines_text
 
-    found = machines(options.file, chosen(options), sources)
-    if options.format == "json":
-        print(json.dumps(machines_json(found), indent=2))
-    else:
-        print(machines_text(found), end="")
+    found = machines(options.file, options.choice, options.sources)
+    options.print(lambda: machines_json(found), lambda: machines_text(found))

@@ -1,24 +1,5 @@
-"""`mtfc train`: train a model for hours, with checkpoints and metrics, on one process or many."""
+"""`mtfc train`: train a model for hours, with checkpoints, on one process or many.
 
-from __future__ import annotations
-
-import argparse
-import json
-import sys
-
-from mtfc.cli.errors import leave, show_diagnostics
-from mtfc.cli.hosts import HOSTS, run_joined
-from mtfc.cli.option_text import record_of
-from mtfc.cli.options import LOWERING, PARAMETERS, SOURCE, WHOLE_DOCUMENTS, chosen, selection
-from mtfc.driver.data.files import check_writable, write_text
-from mtfc.driver.errors import UsageError, say
-from mtfc.driver.loading.sources import Sources
-from mtfc.driver.options import TrainOptions
-from mtfc.driver.report import run_page
-from mtfc.driver.training.hosts import Hosts
-from mtfc.driver.training.train import train as train_model
-
-EXAMPLES = """\
 examples:
   mtfc train model.mtf --data train.npz --eval test.npz --epochs 10 --dir runs/first
   mtfc train lm.mtf --data tokens.bin:uint16 --steps 100000 --dir runs/lm --save-minutes 10 --tensorboard runs/tb
@@ -29,6 +10,18 @@ The same command again goes on from the last checkpoint in --dir, also with anot
 processes. Ctrl-C stops after the running step and saves a checkpoint.
 """
 
+from __future__ import annotations
+
+import sys
+
+from mtfc.cli.errors import leave, run_joined, show_diagnostics
+from mtfc.cli.options import HOSTS, LOWERING, PARAMETERS, SOURCE, WHOLE_DOCUMENTS, Options, selection
+from mtfc.driver.data.files import write_text
+from mtfc.driver.errors import UsageError, say
+from mtfc.driver.options import TrainOptions
+from mtfc.driver.report import run_page
+from mtfc.driver.training.hosts import Hosts
+from mtfc.driver.training.train import train as train_model
 
 OPTIONS = f"""{SOURCE}{PARAMETERS}{LOWERING}
 length and data:
@@ -71,14 +64,14 @@ steps that fail, and ends:
 RECORDS = TrainOptions, Hosts
 
 
-def run(options: argparse.Namespace, sources: Sources) -> int:
-    given = record_of(options, TrainOptions, choice=chosen(options), hosts=record_of(options, Hosts))
+def run(options: Options) -> int:
+    given = options.record(TrainOptions, hosts=options.record(Hosts))
     if options.report is not None:
         _check_report(options)
-    return run_joined(given.hosts, lambda: _run(given, options, sources), sources, options.format)
+    return run_joined(given.hosts, lambda: _run(given, options), options)
 
 
-def _check_report(options: argparse.Namespace) -> None:
+def _check_report(options: Options) -> None:
     """Raise `UsageError` unless the run has a folder with its figures, and the page can be written."""
     if options.folder is None:
         raise UsageError("--report shows the figures of --dir: add --dir FOLDER")
@@ -86,10 +79,10 @@ def _check_report(options: argparse.Namespace) -> None:
         raise UsageError("--report shows the figures that --dir holds: leave out --log")
     if not options.report.endswith(".html"):
         raise UsageError(f"--report writes a page: expected a name such as run.html, not `{options.report}`")
-    check_writable(options.report)
+    options.check_outputs("--report")
 
 
-def _write_report(options: argparse.Namespace) -> None:
+def _write_report(options: Options) -> None:
     """Write the page of the run. A run that ended before its first step has none, and keeps its status."""
     try:
         page = run_page(options.folder)
@@ -100,16 +93,14 @@ def _write_report(options: argparse.Namespace) -> None:
     say(f"{options.report}: {page.title}")
 
 
-def _run(given: TrainOptions, options: argparse.Namespace, sources: Sources) -> int:
-    done = train_model(given, sources, sys.stdout if options.format == "text" else None)
+def _run(given: TrainOptions, options: Options) -> int:
+    done = train_model(given, options.sources, sys.stdout if options.format == "text" else None)
     if done.leads:
-        print(
-            done.summary.table() if options.format == "text" else json.dumps(done.summary.record(), indent=2)
-        )
+        options.print(done.summary.record, done.summary.table)
     if done.leads and options.report is not None:
         _write_report(options)
     if done.leads and done.cause:
-        show_diagnostics([done.cause], sources, options.format)
+        show_diagnostics([done.cause], options.sources, options.format)
     if done.leaves_thread:
         leave(done.status)
     return done.status

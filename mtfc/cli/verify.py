@@ -1,24 +1,5 @@
-"""`mtfc verify`: compare every layout on every backend with the undistributed program, and print the differences."""
+"""`mtfc verify`: compare every layout on every backend with the undistributed program.
 
-from __future__ import annotations
-
-import argparse
-import json
-from typing import TYPE_CHECKING
-
-from mtfc.backends.registry import BACKENDS
-from mtfc.cli.option_text import record_of
-from mtfc.cli.options import LOWERING, PARAMETERS, chosen, program, selection
-from mtfc.driver.errors import ERRORS, OK
-from mtfc.driver.loading.sources import Sources
-from mtfc.driver.options import VerifyOptions
-from mtfc.driver.verification.results import CheckResult, JaxGradients, Verified
-from mtfc.driver.verification.verify import verify
-
-if TYPE_CHECKING:
-    from mtfc.driver.jax_functions.comparison import PlanVerification
-
-EXAMPLES = """\
 examples:
   mtfc verify model.mtf
   mtfc verify model.mtf --layout "batch:rows;hidden:cols" --mesh "rows:2;cols:4" --backend numpy
@@ -28,6 +9,20 @@ examples:
 
 Status 1: a difference is larger than rounding.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mtfc.backends.registry import BACKENDS
+from mtfc.cli.options import LOWERING, PARAMETERS, Options, program, selection
+from mtfc.driver.errors import ERRORS, OK
+from mtfc.driver.options import VerifyOptions
+from mtfc.driver.verification.results import CheckResult, JaxGradients, Verified
+from mtfc.driver.verification.verify import verify
+
+if TYPE_CHECKING:
+    from mtfc.driver.jax_functions.comparison import PlanVerification
 
 
 OPTIONS = f"""{program()}
@@ -46,19 +41,19 @@ OPTIONS = f"""{program()}
 RECORDS = (VerifyOptions,)
 
 
-def run(options: argparse.Namespace, sources: Sources) -> int:
+def run(options: Options) -> int:
     def show(result: CheckResult | str) -> None:
         """Print the lines of a result. Of several models, the name of each comes before its results."""
         if options.format == "text" and not isinstance(result, JaxGradients):
             print(f"{result}:" if isinstance(result, str) else result.text(options.verbose), flush=True)
 
-    given = record_of(options, VerifyOptions, choice=chosen(options), exact=not options.no_exact)
+    given = options.record(VerifyOptions, exact=not options.no_exact)
     verified: Verified | PlanVerification
     if given.choice.source is not None and not given.all_sizes:
         from mtfc.driver.jax_functions.verification import verify_function
 
-        verified = verify_function(given, sources, show)
+        verified = verify_function(given, options.sources, show)
     else:
-        verified = verify(given, sources, show)
-    print(json.dumps(verified.record(), indent=2) if options.format == "json" else verified.verdict())
+        verified = verify(given, options.sources, show)
+    options.print(verified.record, verified.verdict)
     return OK if verified.ok else ERRORS

@@ -7,7 +7,7 @@ this takes a tenth of the time.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import attrs
 
@@ -23,6 +23,16 @@ else:
     def define(cls: type | None = None, **options: Any) -> Any:
         """Make a class, as `attrs.define` does."""
         return _made(attrs.define, cls, options)
+
+
+class Summed:
+    """A record of attrs that is added to another one of its class, field by field."""
+
+    __slots__ = ()
+
+    def __add__(self, other: Self) -> Self:
+        fields = attrs.fields(type(self))  # type: ignore[arg-type]
+        return type(self)(*(getattr(self, each.name) + getattr(other, each.name) for each in fields))
 
 
 def _made(make: Callable[..., Any], cls: type | None, options: dict[str, Any]) -> Any:

@@ -164,17 +164,15 @@ class TrainOptions(FileOptions):
                 raise UsageError(f"{option} goes with {what}")
 
 
-@attrs.frozen
-class EvalOptions:
+@attrs.frozen(kw_only=True)
+class EvalOptions(FileOptions):
     """The options of an evaluation. data: as `mtfc train` takes it. batches: the most batches of data, or None for all.
 
     tokenizer: the file of a tokenizer, for text in `data`. whole_documents: as in training.
     """
 
-    file: str
     data: str
     params: str
-    choice: Choice = attrs.field(factory=Choice)
     params_partial: bool = False
     averages: bool = False
     batches: int | None = None
@@ -204,17 +202,15 @@ class VerifyOptions(FileOptions):
     all_sizes: bool = False
 
 
-@attrs.frozen
-class ExchangeOptions:
+@attrs.frozen(kw_only=True)
+class ExchangeOptions(FileOptions):
     """The options of an export or import of weights.
 
     source: a file or folder of arrays. map: the path of a map of weights. averages: take the averages of parameters.
     """
 
-    file: str
     source: str
     output: str
-    choice: Choice = attrs.field(factory=Choice)
     map: str | None = None
     averages: bool = False
 

@@ -16,7 +16,7 @@ from mtfc.compiler.analysis.equation_names import names_by_place
 from mtfc.compiler.analysis.provenance import sent_arrays
 from mtfc.compiler.cost.device_graph import Machine
 from mtfc.compiler.cost.hardware import Hardware
-from mtfc.compiler.diagnostics import CompileError, Diagnostics
+from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.passes.fuse_attention import reasons
 from mtfc.driver.data.checkpoint_files import CHECKPOINTS, remote_steps, steps_in
@@ -25,10 +25,9 @@ from mtfc.driver.data.remote import RemoteFolder, is_remote
 from mtfc.driver.errors import UsageError, reason_of
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.layout_targets import prepared
-from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
 from mtfc.driver.loading.selection import UNDISTRIBUTED, Case, LayoutOnMesh, Selection, say_left_out, select
 from mtfc.driver.loading.sources import Sources, known_as
-from mtfc.driver.loading.target import check_room, machine_of, target_of
+from mtfc.driver.loading.target import check_room, has_room, machine_of, target_of
 from mtfc.driver.options import SearchOptions
 from mtfc.driver.simulate import simulate_layout, simulate_placement
 from mtfc.driver.values import PathOption, file_option
@@ -38,7 +37,7 @@ from mtfc.frontend.syntax.parser import parse
 from mtfc.meshes.multi_mesh_step import multi_mesh_step
 from mtfc.reports.drawing import DrawnOperator
 from mtfc.reports.meshes_report import SimulatedMeshes
-from mtfc.reports.page.document import document
+from mtfc.reports.page.document import FORMAT, document
 from mtfc.reports.page.layout_data import ReportedLayout, report_json
 from mtfc.reports.page.mesh_data import ReportedMeshes, meshes_json
 from mtfc.reports.page.placement_data import ReportedPlacement, placements_json
@@ -82,7 +81,7 @@ def layouts_page(
     target: str | None = None,
     search_seconds: float | None = None,
 ) -> ReportPage:
-    """Return the page of a model under every chosen layout, or of placements: see `_placements`.
+    """Return the page of a model under every chosen layout, or of what a file without layouts of one mesh declares instead.
 
     Raises `CompileError`, `UsageError` and `NothingFits`.
 
@@ -90,16 +89,13 @@ def layouts_page(
     search so long for the best layout, on as many devices as the first layout has, and show it beside the others.
     """
     selection = select(file, choice, sources, every_layout=True, or_placement=True, or_multi_mesh=True)
-    if multi_mesh := _multi_mesh(selection):
+    has_layouts = any(case.layout is not UNDISTRIBUTED for case in selection.cases)
+    if not has_layouts and (selection.multi_mesh or selection.placements):
+        several = bool(selection.multi_mesh)
         if search_seconds is not None:
-            raise UsageError(
-                f"--search finds layouts: `mtfc search {file} --space meshes` finds those of several meshes"
-            )
-        return _multi_mesh_page(multi_mesh, selection, target, sources)
-    if placements := _placements(selection):
-        if search_seconds is not None:
-            raise UsageError(f"--search finds layouts: `mtfc search {file} --space soap` finds placements")
-        return _placements_page(placements, selection, target, sources)
+            space, what = ("meshes", "those of several meshes") if several else ("soap", "placements")
+            raise UsageError(f"--search finds layouts: `mtfc search {file} --space {space}` finds {what}")
+        return (_multi_mesh_page if several else _placements_page)(selection, target, sources)
     say_left_out(selection, "the page lacks", "`mtfc report --layout NAME` has such a layout")
     hardware = _hardware(target, selection.cases, selection, sources)
     found, search = None, None
@@ -131,57 +127,50 @@ def _page(
     title = (
         f"{layouts[0].program.name}: layouts side by side" if len(layouts) > 1 else layouts[0].program.name
     )
-    return ReportPage(title, {**data, "version": installed_version()})
+    return _page_of(title, data)
 
 
-def _multi_mesh(selection: Selection) -> tuple[MultiMeshCase, ...]:
-    """Return the layout of several meshes that was chosen, or all of a model that has no other layouts."""
-    has_layouts = any(case.layout is not UNDISTRIBUTED for case in selection.cases)
-    return () if has_layouts else selection.multi_mesh
+def _page_of(title: str, data: Mapping[str, Any]) -> ReportPage:
+    """Return the page of a record, with the versions of the record and of mtfc."""
+    return ReportPage(title, {"format": FORMAT, **data, "version": installed_version()})
 
 
-def _multi_mesh_page(
-    cases: Sequence[MultiMeshCase], selection: Selection, target: str | None, sources: Sources
-) -> ReportPage:
-
-    hardware = _hardware(target, cases, selection, sources)
+def _multi_mesh_page(selection: Selection, target: str | None, sources: Sources) -> ReportPage:
+    hardware = _hardware(target, selection.multi_mesh, selection, sources)
     if target is None:
-        for case in cases:
+        for case in selection.multi_mesh:
             check_room(hardware, case.mesh, hardware.name)
-    programs = [case.program(selection.program) for case in each_of(cases, "layout")]
+    programs = [case.program(selection.program) for case in each_of(selection.multi_mesh, "layout")]
     found = [
         ReportedMeshes(each, SimulatedMeshes.of(multi_mesh_step(each, hardware), hardware))
         for each in programs
     ]
     data = meshes_json(found, hardware, sources.texts)
-    names = "layouts side by side" if len(cases) > 1 else f"layout {cases[0].name}"
-    return ReportPage(f"{selection.program.name}: {names}", {**data, "version": installed_version()})
+    return _titled(selection, "layout", [case.name for case in selection.multi_mesh], data)
 
 
-def _placements(selection: Selection) -> tuple[DeclaredPlacement, ...]:
-    """Return the placement that was chosen, or all of a file that declares no layout."""
-    has_layouts = any(case.layout is not UNDISTRIBUTED for case in selection.cases)
-    return () if has_layouts else selection.placements
+def _titled(selection: Selection, kind: str, names: Sequence[str], data: Mapping[str, Any]) -> ReportPage:
+    """Return the page of layouts of several meshes, or of placements."""
+    shown = f"{kind}s side by side" if len(names) > 1 else f"{kind} {names[0]}"
+    return _page_of(f"{selection.program.name}: {shown}", data)
 
 
-def _placements_page(
-    placements: Sequence[DeclaredPlacement], selection: Selection, target: str | None, sources: Sources
-) -> ReportPage:
+def _placements_page(selection: Selection, target: str | None, sources: Sources) -> ReportPage:
     from mtfc.driver.searching.search import DEFAULT_TARGET
 
+    placements = selection.placements
     devices = max(each.devices for each in placements)
     fitting = (each for each in selection.hardware.values() if (each.devices or devices) >= devices)
     if target is not None:
         hardware = machine_of(target, selection.hardware, sources)
     else:
         hardware = next(fitting, None) or target_of(DEFAULT_TARGET, {}, sources)
-    program = selection.program
     found = [
-        _reported_placement(each, program, hardware, target) for each in each_of(placements, "placement")
+        _reported_placement(each, selection.program, hardware, target)
+        for each in each_of(placements, "placement")
     ]
     data = placements_json(found, hardware, sources.texts)
-    names = "placements side by side" if len(placements) > 1 else f"placement {placements[0].name}"
-    return ReportPage(f"{program.name}: {names}", {**data, "version": installed_version()})
+    return _titled(selection, "placement", [each.name for each in placements], data)
 
 
 def _reported_placement(
@@ -205,16 +194,8 @@ def reported_layout(program: Program, case: LayoutOnMesh, hardware: Hardware) ->
     names = names_by_place(prepared(program, case.mesh, case.layout))
     function = lowered.function("step" if lowered.has_function("step") else "forward")
     sent = list(sent_arrays(function, case.mesh, case.layout, names))
-    step = simulate_layout(lowered, hardware) if _has_room(hardware, case) else None
+    step = simulate_layout(lowered, hardware) if has_room(hardware, case.mesh) else None
     return ReportedLayout(lowered, program.dims, sent, reasons(program), step)
-
-
-def _has_room(hardware: Hardware, case: Case) -> bool:
-    try:
-        check_room(hardware, case.mesh, hardware.name)
-    except CompileError:
-        return False
-    return True
 
 
 def _hardware(target: str | None, cases: Sequence[Case], selection: Selection, sources: Sources) -> Hardware:
@@ -229,7 +210,7 @@ def _hardware(target: str | None, cases: Sequence[Case], selection: Selection, s
     fitting = (
         each
         for each in selection.hardware.values()
-        if isinstance(each, Hardware) and all(_has_room(each, case) for case in cases)
+        if isinstance(each, Hardware) and all(has_room(each, case.mesh) for case in cases)
     )
     return next(fitting, None) or target_of(DEFAULT_TARGET, {}, sources)
 
@@ -332,7 +313,7 @@ def run_page(folder: str) -> ReportPage:
     read = _remote_run if is_remote(folder) else _local_run
     name, path, text, checkpoints = read(folder)
     data = run_json(name, _figures(path, text), checkpoints)
-    return ReportPage(f"run {name}", {**data, "version": installed_version()})
+    return _page_of(f"run {name}", data)
 
 
 def _local_run(folder: str) -> tuple[str, str, str, Sequence[int]]:

@@ -131,7 +131,7 @@ class Completion:
                 yield _item(name, CompletionItemKind.TypeParameter, f"dimension of `{body.name.text}`")
         elif self.cursor.keyword == "fn":
             yield from _items(self._generics(), CompletionItemKind.TypeParameter, "dimension")
-        for name, symbol in self.file.dims.items():
+        for name, symbol in self.file.symbols["dimension"].items():
             yield _item(
                 name, CompletionItemKind.TypeParameter, _size(symbol.node, self.project.read(self.file.file))
             )
@@ -151,12 +151,12 @@ class Completion:
             yield _item(ANY, CompletionItemKind.Keyword, "any dtype")
 
     def meshes(self) -> Items:
-        for name in self.file.meshes:
+        for name in self.file.symbols["mesh"]:
             axes = ", ".join(self.file.axes.get(name, {}))
             yield _item(name, CompletionItemKind.Struct, f"mesh with axes {axes}")
 
     def models(self) -> Items:
-        return _items(self.file.models, CompletionItemKind.Class, "model")
+        return _items(self.file.symbols["model"], CompletionItemKind.Class, "model")
 
     def axes(self) -> Items:
         name = self._mesh_of_layout()
@@ -165,7 +165,9 @@ class Completion:
 
     def _mesh_of_layout(self) -> str:
         words = [token.text for token in self.cursor.top]
-        return words[words.index("on") + 1] if "on" in words[:-1] else next(iter(self.file.meshes), "")
+        return (
+            words[words.index("on") + 1] if "on" in words[:-1] else next(iter(self.file.symbols["mesh"]), "")
+        )
 
     def words_of_form(self) -> Items:
         return map(_keyword, FORMS.get(next((token.text for token in self.entry()), ""), ()))
@@ -181,13 +183,13 @@ class Completion:
 
     def placement_entries(self) -> Items:
         yield from self.dims()
-        for model in self.file.models.values():
+        for model in self.file.symbols["model"].values():
             if isinstance(model.node, Body):
                 yield from _items(names_of_body(model.node).values, CompletionItemKind.Variable, "operator")
 
     def outputs(self) -> Items:
         words = [token.text for token in self.cursor.top]
-        model = self.file.models.get(words[1]) if len(words) > 1 else None
+        model = self.file.symbols["model"].get(words[1]) if len(words) > 1 else None
         if model is not None and isinstance(model.node, ast.ModelDecl):
             for statement in model.node.body:
                 for value in statement.values if isinstance(statement, ast.Return) else ():
@@ -197,7 +199,7 @@ class Completion:
             yield from map(_keyword, BUILT_IN)
 
     def optimizers(self) -> Items:
-        for name in self.file.optimizers:
+        for name in self.file.symbols["optimizer"]:
             yield self._called(name, CompletionItemKind.Constructor)
         for name in standard_library.optimizers(OPTIMIZERS):
             yield self._called(name, CompletionItemKind.Constructor)
@@ -261,7 +263,7 @@ class Completion:
             yield _value(STEP, "number of the training step")
         if self.cursor.keyword in ("model", "fn"):
             yield _value(TRAINING, "true in training")
-        yield from self._functions(self.file.functions)
+        yield from self._functions(self.file.symbols["function"])
         for module, found in self.project.modules(self.file).items():
             yield _module(module)
             yield from self._functions(f"{module}.{name}" for name in found.functions)

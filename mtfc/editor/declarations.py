@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import PurePath
-from typing import Literal
+from typing import Literal, NamedTuple, cast
 
 import attrs
+from lsprotocol.types import SemanticTokenTypes as Token
+from lsprotocol.types import SymbolKind as SymbolShown
 
 from mtfc.compiler.diagnostics import Diagnostics, Span
 from mtfc.editor.documents import is_library
@@ -61,19 +63,11 @@ def syntax_errors(text: str, file: str) -> bool:
 
 @attrs.frozen
 class Declarations:
-    """The declarations of one file, the first one of each name. axes: mesh axes, by mesh and name."""
+    """The declarations of one file, the first one of each name. symbols: by kind. axes: mesh axes, by mesh and name."""
 
     tree: ast.File
-    modules: Symbols
-    dims: Symbols
-    functions: Symbols
-    optimizers: Symbols
-    models: Symbols
-    meshes: Symbols
+    symbols: Mapping[str, Symbols]
     axes: Mapping[str, Symbols]
-    layouts: Symbols
-    placements: Symbols
-    hardware: Symbols
 
     @property
     def file(self) -> str:
@@ -93,25 +87,33 @@ class Declarations:
         return None
 
 
-KINDS: Mapping[type[ast.Node], tuple[SymbolKind, str]] = {
-    ast.ImportDecl: ("module", "modules"),
-    ast.DimDecl: ("dimension", "dims"),
-    ast.FnDecl: ("function", "functions"),
-    ast.OptimizerDecl: ("optimizer", "optimizers"),
-    ast.ModelDecl: ("model", "models"),
-    ast.MeshDecl: ("mesh", "meshes"),
-    ast.LayoutDecl: ("layout", "layouts"),
-    ast.PlacementDecl: ("placement", "placements"),
-    ast.HardwareDecl: ("hardware", "hardware"),
+class DeclarationKind(NamedTuple):
+    """The kind of a declaration's symbol, the keyword of the language, and what the protocol calls the symbol and its token."""
+
+    symbol: SymbolKind
+    keyword: str
+    shown: SymbolShown
+    token: Token
+
+
+KINDS: Mapping[type[ast.Node], DeclarationKind] = {
+    ast.ImportDecl: DeclarationKind("module", "import", SymbolShown.Module, Token.Namespace),
+    ast.DimDecl: DeclarationKind("dimension", "dim", SymbolShown.TypeParameter, Token.TypeParameter),
+    ast.FnDecl: DeclarationKind("function", "fn", SymbolShown.Function, Token.Function),
+    ast.OptimizerDecl: DeclarationKind("optimizer", "optimizer", SymbolShown.Constructor, Token.Function),
+    ast.ModelDecl: DeclarationKind("model", "model", SymbolShown.Class, Token.Class),
+    ast.MeshDecl: DeclarationKind("mesh", "mesh", SymbolShown.Struct, Token.Struct),
+    ast.LayoutDecl: DeclarationKind("layout", "layout", SymbolShown.Interface, Token.Interface),
+    ast.PlacementDecl: DeclarationKind("placement", "placement", SymbolShown.Interface, Token.Interface),
+    ast.HardwareDecl: DeclarationKind("hardware", "hardware", SymbolShown.Struct, Token.Struct),
 }
-"""The kinds of declarations, each with its field of `Declarations`."""
 
 
 @lru_cache(64)
 def declarations(text: str, file: str) -> Declarations:
     """Return the declarations of a text."""
     tree = parsed(text, file)
-    found: dict[str, dict[str, DeclaredSymbol]] = {table: {} for _, table in KINDS.values()}
+    found: dict[str, dict[str, DeclaredSymbol]] = {kind.symbol: {} for kind in KINDS.values()}
     axes: dict[str, dict[str, DeclaredSymbol]] = {}
     for decl in tree.declarations:
         if isinstance(decl, ast.MeshDecl):
@@ -119,10 +121,9 @@ def declarations(text: str, file: str) -> Declarations:
             own = {name.text: DeclaredSymbol(name.text, name.span, "axis") for name in names}
             axes.setdefault(decl.name.text, own)
         if type(decl) in KINDS:
-            kind, table = KINDS[type(decl)]
-            name: ast.Name = decl.name  # type: ignore[union-attr]
-            found[table].setdefault(name.text, DeclaredSymbol(name.text, name.span, kind, decl))
-    return Declarations(tree=tree, axes=axes, **found)
+            kind, name = KINDS[type(decl)].symbol, cast(ast.Name, decl.name)  # type: ignore[union-attr]
+            found[kind].setdefault(name.text, DeclaredSymbol(name.text, name.span, kind, decl))
+    return Declarations(tree, found, axes)
 
 
 @attrs.frozen

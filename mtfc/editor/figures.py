@@ -15,7 +15,7 @@ from mtfc.compiler.analysis.provenance import SentArray, sent_arrays
 from mtfc.compiler.cost.sizes import whole
 from mtfc.compiler.cost.step_time import Seconds
 from mtfc.compiler.cost.volumes import PlacedCost, grouped, total
-from mtfc.compiler.diagnostics import CompileError, Span
+from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Equation, Function, Program, walk
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Mesh, TensorType
@@ -26,22 +26,11 @@ from mtfc.driver.searching.search import DEFAULT_TARGET
 from mtfc.frontend.layout_options import ONE
 from mtfc.reports.cost_report import LineCost, line_costs, transfers
 from mtfc.reports.source_lines import Line, chain_of, line_of
+from mtfc.reports.step_report import seconds_text
+from mtfc.reports.table import count_text, flops_text
 
-
-@attrs.frozen
-class LineFigures:
-    """The figures of a line on one device, in one step.
-
-    flops: by stage. sent: kinds of collectives with their bytes, as `mtfc cost` shows them. stored: bytes. causes: sentences that
-    name the rules which lead to collectives, those for the largest arrays first.
-    """
-
-    flops: Mapping[str, int]
-    sent: tuple[tuple[str, str], ...]
-    sent_bytes: int
-    stored: int
-    seconds: Seconds | None
-    causes: tuple[str, ...]
+MOST_CAUSES = 6
+"""Most causes of collectives that are shown of a line, those for the largest arrays."""
 
 
 @attrs.frozen
@@ -49,14 +38,12 @@ class ValueFigures:
     """A value under a layout.
 
     path: its full name. places: the place that defines it, then the calls that led there, each in its file. type: with the axes
-    that split it. shape, bytes: of the array on one device.
+    that split it.
     """
 
     path: str
     places: tuple[Span, ...]
     type: TensorType
-    shape: tuple[int, ...]
-    bytes: int
 
     @property
     def name(self) -> str:
@@ -68,7 +55,7 @@ class CaseFigures:
     """A model under a layout, on one device.
 
     parameters: their number in the whole model. flops, sent, seconds: of a step; seconds are None if the mesh does not lie on the
-    machine. peak: True if the machine has peak figures only.
+    machine. peak: True if the machine has peak figures only. lines: phrases about what a line computes, sends and stores.
     """
 
     model: str
@@ -84,7 +71,7 @@ class CaseFigures:
     fits: bool
     seconds: float | None
     peak: bool
-    lines: Mapping[Line, LineFigures]
+    lines: Mapping[Line, tuple[str, ...]]
     values: tuple[ValueFigures, ...]
 
 
@@ -96,7 +83,7 @@ def case_figures(
     target: a machine; None for the first that the file declares, or else the default one. Raises `CompileError` and `UsageError`.
     """
     from mtfc.compiler.cost.hardware import Hardware
-    from mtfc.driver.loading.target import check_room, target_of
+    from mtfc.driver.loading.target import has_room, target_of
     from mtfc.driver.simulate import simulate_layout
 
     choice = Choice(model=model, layout=layout, mesh=None if layout else ONE)
@@ -107,11 +94,7 @@ def case_figures(
     hardware = target_of(target or declared, selection.hardware, sources)
     program = case.lower(selection.program)
     simulated = simulate_layout(program, hardware)
-    step, cost = simulated.step, simulated.cost
-    try:
-        check_room(hardware, case.mesh, target or declared)
-    except CompileError:
-        step = None  # type: ignore[assignment]
+    step, cost = simulated.step if has_room(hardware, case.mesh) else None, simulated.cost
     function = program.function("step" if cost.trains else "forward")
     totals = total(cost.step)
     return CaseFigures(
@@ -143,27 +126,35 @@ def _at(span: Span | None) -> set[Line]:
 
 def _lines(
     cost: PlacedCost, seconds: Mapping[Span | None, Seconds], arrays: Sequence[SentArray]
-) -> dict[Line, LineFigures]:
+) -> dict[Line, tuple[str, ...]]:
     sent: dict[Line, list[SentArray]] = {}
     for array in arrays:
         for line in _at(array.span):
             sent.setdefault(line, []).append(array)
     found = line_costs(cost, _at, seconds)
-    return {line: _figures(each, sent.get(line, ()), cost.file) for line, each in found.items()}
+    return {line: tuple(_phrases(each, sent.get(line, ()), cost.file)) for line, each in found.items()}
 
 
-def _figures(found: LineCost, arrays: Sequence[SentArray], file: str | None) -> LineFigures:
-    by_stage = grouped(found.charges, lambda charge: charge.stage)
-    flops = {stage: whole(total(charges).flops) for stage, charges in by_stage.items()}
+def _phrases(found: LineCost, arrays: Sequence[SentArray], file: str | None) -> Iterator[str]:
+    """Yield what a line computes, sends, stores and waits for, and the reasons for what it sends."""
+    totals, by_stage = total(found.charges), grouped(found.charges, lambda charge: charge.stage)
+    if whole(totals.flops):
+        counts = {stage: whole(total(charges).flops) for stage, charges in by_stage.items()}
+        stages = ", ".join(f"{stage} {count_text(count)}" for stage, count in counts.items() if count)
+        yield f"computes {flops_text(whole(totals.flops))}: {stages}"
+    if kinds := [f"{kind} {size}" for kind, size in transfers(found.charges)]:
+        yield f"sends {bytes_text(whole(totals.sent.bytes))}: {', '.join(kinds)}"
+    if stored := sum(map(whole, found.stored)):
+        yield f"stores {bytes_text(stored)}"
+    if found.seconds:
+        seconds = sum(found.seconds, start=Seconds())
+        wait = f", and waits {seconds_text(seconds.exposed)} for communication" if seconds.exposed else ""
+        yield f"takes {seconds_text(seconds.compute)}{wait}"
     largest = sorted(arrays, key=lambda each: -each.bytes)
-    return LineFigures(
-        {stage: count for stage, count in flops.items() if count},
-        tuple(transfers(found.charges)),
-        whole(total(found.charges).sent.bytes),
-        sum(map(whole, found.stored)),
-        sum(found.seconds, start=Seconds()) if found.seconds else None,
-        tuple(dict.fromkeys(chain.from_iterable(_causes(each, file) for each in largest))),
-    )
+    causes = list(dict.fromkeys(chain.from_iterable(_causes(each, file) for each in largest)))
+    yield from causes[:MOST_CAUSES]
+    if len(causes) > MOST_CAUSES:
+        yield f"and {len(causes) - MOST_CAUSES} more collectives: `mtfc explain` shows all"
 
 
 def _causes(array: SentArray, file: str | None) -> Iterator[str]:
@@ -192,13 +183,13 @@ def _values(program: Program, placed: Function, case: LayoutOnMesh) -> Iterator[
             found = (
                 kept.get((eqn.path, eqn.span)) or by_path.get(eqn.path) or _by_rules(eqn.result.type, case)
             )
-            yield _value(str(eqn.path), eqn.span, found, case.mesh)
+            yield ValueFigures(str(eqn.path), tuple(chain_of(eqn.span)), found)
     arguments = {argument.value.name: argument for argument in placed.arguments}
     places = {each.name: each.span for each in program.parameters}
     for argument in forward.arguments:
         name = argument.value.name
         type = arguments[name].value.type if name in arguments else _by_rules(argument.value.type, case)
-        yield _value(name, places.get(name) or argument.span, type, case.mesh)
+        yield ValueFigures(name, tuple(chain_of(places.get(name) or argument.span)), type)
 
 
 def _is_named(eqn: Equation) -> bool:
@@ -207,10 +198,6 @@ def _is_named(eqn: Equation) -> bool:
 
 def _by_rules(type: TensorType, case: LayoutOnMesh) -> TensorType:
     return type.split_by({dim: axes for dim, axes in case.layout.rules.axes if dim in type.names})
-
-
-def _value(path: str, span: Span | None, type: TensorType, mesh: Mesh) -> ValueFigures:
-    return ValueFigures(path, tuple(chain_of(span)), type, type.local_shape(mesh), type.local_bytes(mesh))
 
 
 def defined_in(values: Iterable[ValueFigures], name: str, statement: Span) -> list[ValueFigures]:

@@ -22,6 +22,7 @@ from mtfc.editor.declarations import Project, declarations, parsed
 from mtfc.editor.names import occurrences, statements
 from mtfc.editor.token_kinds import FUNCTIONS, keywords
 from mtfc.frontend.layouts.allowed_warnings import OF_LAYOUTS, WARNINGS
+from mtfc.frontend.semantics.names.modules import declarations_of
 from mtfc.frontend.syntax import ast
 
 CODE = re.compile(r"`([^`]+)`")
@@ -259,13 +260,10 @@ class _Candidates:
 
     def _declare(self, code: str) -> list[Change]:
         """Return the change that adds a declaration, behind the last one of its kind."""
-        kinds = {"import": ast.ImportDecl, "dim": ast.DimDecl, "mesh": ast.MeshDecl}
-        kind = kinds[code.partition(" ")[0]]
-        last = max(
-            (decl.span.end_line for decl in self.tree.declarations if isinstance(decl, kind)), default=0
-        )
+        kind = {"import": ast.ImportDecl, "dim": ast.DimDecl, "mesh": ast.MeshDecl}[code.partition(" ")[0]]
+        ends = [decl.span.end_line for decl in self.tree.declarations if isinstance(decl, kind)]
         first = min((decl.span.line for decl in self.tree.declarations), default=1)
-        line = last + 1 if last else first
+        line = max(ends) + 1 if ends else first
         line -= line > len(self.buffer.starts)
         return [(Span(self.buffer.file, line, 1, line, 1), f"{code}\n")]
 
@@ -298,10 +296,8 @@ class _Candidates:
     def _padded(self, help: str) -> Iterator[Fix]:
         """Yield the fix that makes a dimension a multiple of the parts that it is split into."""
         for parts in map(int, MULTIPLE.findall(help)[:1]):
-            for decl in self.tree.declarations:
-                if not isinstance(decl, ast.DimDecl) or decl.name.span not in self.places:
-                    continue
-                if isinstance(decl.size, ast.Int):
+            for decl in declarations_of(self.tree, ast.DimDecl):
+                if decl.name.span in self.places and isinstance(decl.size, ast.Int):
                     size = -(-decl.size.value // parts) * parts
                     yield Fix(f"Pad `{decl.name.text}` to {size}", ((decl.size.span, str(size)),))
 
@@ -326,27 +322,24 @@ class _Candidates:
     def _resized(self, codes: Iterable[str]) -> Iterator[Fix]:
         """Yield the fix that gives a declared dimension the size that help gives it."""
         for name, size in (match.groups() for code in codes if (match := SIZED.fullmatch(code))):
-            for decl in self.tree.declarations:
-                if isinstance(decl, ast.DimDecl) and decl.name.text == name:
+            for decl in declarations_of(self.tree, ast.DimDecl):
+                if decl.name.text == name:
                     yield Fix(f"Write `dim {name} = {size}`", ((decl.size.span, size),))
 
     def _kept(self, help: str) -> Iterator[Fix]:
         """Yield the fixes that keep one of two rules of a layout, and remove the other."""
         if not help.startswith("keep one of the two rules"):
             return
-        for decl in self.tree.declarations:
-            rules = decl.rules if isinstance(decl, ast.LayoutDecl) else ()
+        for rules in (decl.rules for decl in declarations_of(self.tree, ast.LayoutDecl)):
             for index, rule in enumerate(rules):
                 if rule.span in self.places:
-                    start, end = (rules[index - 1].span, rule.span) if index else (rule.span, rule.span)
-                    span = Span(
-                        rule.span.file, start.end_line, start.end_column, end.end_line, end.end_column
-                    )
-                    if not index:
-                        after = rules[1].span if len(rules) > 1 else None
-                        last = (after.line, after.column) if after else (end.end_line, end.end_column)
-                        span = Span(rule.span.file, start.line, start.column, *last)
-                    text = self.buffer.span_text(rule.span)
+                    span, text = rule.span, self.buffer.span_text(rule.span)
+                    if index:
+                        before = rules[index - 1].span
+                        span = attrs.evolve(span, line=before.end_line, column=before.end_column)
+                    elif len(rules) > 1:
+                        after = rules[1].span
+                        span = attrs.evolve(span, end_line=after.line, end_column=after.column)
                     yield Fix(f"Remove the rule `{text}`", ((span, ""),))
 
     def _renamed(self, help: str) -> Iterator[Fix]:

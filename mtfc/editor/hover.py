@@ -14,7 +14,7 @@ from mtfc.compiler.ir.types import WRITTEN_BYTES, Mesh, TensorType
 from mtfc.editor import signatures
 from mtfc.editor.buffers import TextBuffer
 from mtfc.editor.declarations import Declarations, DeclaredSymbol, Project
-from mtfc.editor.figures import CaseFigures, LineFigures, ValueFigures, defined_in
+from mtfc.editor.figures import CaseFigures, ValueFigures, defined_in
 from mtfc.editor.names import Body, Occurrence, statements
 from mtfc.editor.token_kinds import END_OF_LINE
 from mtfc.frontend.semantics.calls.builtin_calls import BUILTINS
@@ -24,9 +24,6 @@ from mtfc.reports.table import count_text, flops_text
 
 MOST_VALUES = 4
 """Most values that a hover shows: a line in a function defines one for each call."""
-
-MOST_CAUSES = 6
-"""Most causes of collectives that a hover shows."""
 
 CHOOSE, SEARCH = "mtfc.chooseLayout", "mtfc.search"
 """Commands behind the lines above models and layouts."""
@@ -85,11 +82,12 @@ def values(symbol: DeclaredSymbol, statement: Span | None, figures: CaseFigures 
 
 
 def _value_text(each: ValueFigures, mesh: Mesh) -> str:
-    shape = " x ".join(f"{size:,}" for size in each.shape) or "a scalar"
-    splits = [f"{dim} over `{_axes(axes)}` ({mesh.size(axes)})" for dim, axes in _splits(each.type)]
+    type, size = each.type, bytes_text(each.type.local_bytes(mesh))
+    shape = " x ".join(f"{size:,}" for size in type.local_shape(mesh)) or "a scalar"
+    splits = [f"{dim} over `{_axes(axes)}` ({mesh.size(axes)})" for dim, axes in _splits(type)]
     split = f"; {', '.join(splits)}" if splits else "; whole on each device" if mesh.devices > 1 else ""
-    pending = f"; a sum over `{', '.join(each.type.pending)}` is pending" if each.type.pending else ""
-    return f"`{each.path}`: `{each.type}`; one device has {shape}, {bytes_text(each.bytes)}{split}{pending}"
+    pending = f"; a sum over `{', '.join(type.pending)}` is pending" if type.pending else ""
+    return f"`{each.path}`: `{type}`; one device has {shape}, {size}{split}{pending}"
 
 
 def line(figures: CaseFigures | None, file: str, number: int) -> str:
@@ -97,25 +95,7 @@ def line(figures: CaseFigures | None, file: str, number: int) -> str:
     found = figures.lines.get((file, number)) if figures else None
     if figures is None or found is None:
         return ""
-    return f"\n\nThis line, {under(figures)}, on one device in a step:\n" + _bullets(_line_rows(found))
-
-
-def _line_rows(found: LineFigures) -> Iterator[str]:
-    if found.flops:
-        stages = ", ".join(f"{stage} {count_text(count)}" for stage, count in found.flops.items())
-        yield f"computes {flops_text(sum(found.flops.values()))}: {stages}"
-    if found.sent:
-        kinds = ", ".join(f"{kind} {size}" for kind, size in found.sent)
-        yield f"sends {bytes_text(found.sent_bytes)}: {kinds}"
-    if found.stored:
-        yield f"stores {bytes_text(found.stored)}"
-    if found.seconds is not None:
-        waits = found.seconds.exposed
-        wait = f", and waits {seconds_text(waits)} for communication" if waits else ""
-        yield f"takes {seconds_text(found.seconds.compute)}{wait}"
-    yield from found.causes[:MOST_CAUSES]
-    if len(found.causes) > MOST_CAUSES:
-        yield f"and {len(found.causes) - MOST_CAUSES} more collectives: `mtfc explain` shows all"
+    return f"\n\nThis line, {under(figures)}, on one device in a step:\n" + _bullets(found)
 
 
 def under(figures: CaseFigures) -> str:

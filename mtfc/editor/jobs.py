@@ -119,9 +119,7 @@ class FiguresQueue:
 
     def get(self, file: str, case: Case) -> CaseFigures | None:
         """Return the figures of a case if they are known for the current text."""
-        wish = self._wishes.get(file)
-        found = wish.done.get(case) if wish else None
-        return found if isinstance(found, CaseFigures) else None
+        return self.of_file(file).get(case)
 
     def of_file(self, file: str) -> dict[Case, CaseFigures]:
         """Return all figures that are known for the current text."""

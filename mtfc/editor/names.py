@@ -5,7 +5,7 @@ is being written, so the rules are applied to the syntax tree here: a name in an
 anywhere, and else a dimension; a name in brackets is a dimension of the function, or else of the file. Names that mean nothing
 have no occurrence. Functions, optimizers and modules are found by the compiler's own rules: see `Project`.
 
-`BINDS`, `USES` and `READERS` say by field of the syntax tree how a name is read; every other field holds expressions.
+`READERS` says by field of the syntax tree how a name is read; every other field holds expressions.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
-from typing import Literal
+from typing import Literal, cast
 
 import attrs
 
@@ -28,43 +28,6 @@ from mtfc.frontend.syntax.ast import walk
 Role = Literal["declared", "bound", "used"]
 
 Body = ast.ModelDecl | ast.FnDecl | ast.OptimizerDecl
-
-Field = tuple[type[ast.Node], str]
-"""A field of a class of the syntax tree."""
-
-BINDS: Mapping[Field, SymbolKind] = {
-    **{(node, "name"): kind for node, (kind, _) in KINDS.items()},
-    (ast.MeshAxis, "name"): "axis",
-    (ast.DeviceDecl, "name"): "device",
-    (ast.LinkDecl, "name"): "link",
-    (ast.FnDecl, "generics"): "dimension",
-    (ast.FnArg, "name"): "argument",
-    (ast.Input, "name"): "argument",
-    (ast.OptimizerDecl, "parameter"): "argument",
-    (ast.OptimizerDecl, "gradient"): "argument",
-    (ast.Param, "name"): "parameter",
-    (ast.State, "name"): "state",
-    (ast.Assign, "targets"): "value",
-    (ast.Yield, "name"): "value",
-    (ast.SliceBinding, "name"): "value",
-}
-"""Fields with a name that is declared or bound there, and the kind of its symbol."""
-
-USES: Mapping[Field, SymbolKind | Literal["output"]] = {
-    (ast.LayoutDecl, "models"): "model",
-    (ast.LayoutDecl, "mesh"): "mesh",
-    (ast.PartRules, "mesh"): "mesh",
-    (ast.SplitRule, "axes"): "axis",
-    (ast.TrainDecl, "model"): "model",
-    (ast.TrainDecl, "minimize"): "output",
-    (ast.TrainDecl, "report"): "output",
-    (ast.TrainDecl, "weigh_by"): "output",
-    (ast.StateUpdate, "name"): "value",
-    (ast.DeviceList, "devices"): "device",
-    (ast.DevicesOfKind, "kind"): "device",
-    (ast.OperatorPlacement, "devices"): "device",
-}
-"""Fields with names that are used there, and the kind of their symbols."""
 
 IN_BODIES: tuple[SymbolKind, ...] = ("dimension", "argument", "parameter", "state", "value")
 """The kinds of symbols that a body declares."""
@@ -137,11 +100,10 @@ def names_of_body(decl: Body, file: Declarations | None = None) -> BodyNames:
 
 def _bound(node: ast.Node) -> Iterator[DeclaredSymbol]:
     """Yield the symbols that a node declares or binds, without those inside of it."""
-    for field in node.fields[1:]:
-        kind = BINDS.get((type(node), field))
-        for name in _nodes(node, field) if kind else ():
-            if kind and isinstance(name, ast.Name):
-                yield DeclaredSymbol(name.text, name.span, kind, node)
+    for field, how in READERS.get(type(node), {}).items():
+        if isinstance(how, _Named) and how.is_bound:
+            names = (each for each in _nodes(node, field) if isinstance(each, ast.Name))
+            yield from (DeclaredSymbol(x.text, x.span, cast(SymbolKind, how.kind), node) for x in names)
 
 
 def _declared(decl: ast.OptimizerDecl) -> DeclaredSymbol:
@@ -188,14 +150,13 @@ def occurrences(file: Declarations, project: Project) -> list[Occurrence]:
 
 def _of_file(file: Declarations) -> VisibleNames:
     """Return the names that are visible in all declarations of a file."""
-    others: dict[str, Symbols] = {kind: getattr(file, table) for kind, table in KINDS.values()}
-    return VisibleNames(file.dims, others=others, models=_models(file))
+    return VisibleNames(file.symbols["dimension"], others=file.symbols, models=_models(file))
 
 
 def _models(file: Declarations, names: Iterable[ast.Name] = ()) -> list[ast.ModelDecl]:
     """Return the models of these names, or all models of the file."""
-    chosen = [file.models[name.text] for name in names if name.text in file.models]
-    nodes = (symbol.node for symbol in chosen or file.models.values())
+    chosen = [file.symbols["model"][name.text] for name in names if name.text in file.symbols["model"]]
+    nodes = (symbol.node for symbol in chosen or file.symbols["model"].values())
     return [node for node in nodes if isinstance(node, ast.ModelDecl)]
 
 
@@ -204,11 +165,13 @@ def _inside(node: ast.Node, names: VisibleNames, file: Declarations) -> VisibleN
     match node:
         case ast.ModelDecl() | ast.FnDecl() | ast.OptimizerDecl():
             own = names_of_body(node, file)
-            return attrs.evolve(names, dims={**file.dims, **own.dims}, values=own.values, body=node)
+            return attrs.evolve(
+                names, dims={**file.symbols["dimension"], **own.dims}, values=own.values, body=node
+            )
         case ast.MeshDecl():
             return _with(names, axis=file.axes.get(node.name.text, {}))
         case ast.LayoutDecl():
-            mesh = node.mesh.text if node.mesh else next(iter(file.meshes), "")
+            mesh = node.mesh.text if node.mesh else next(iter(file.symbols["mesh"]), "")
             names = attrs.evolve(names, models=_models(file, node.models))
             return _with(names, axis=file.axes.get(mesh, {}))
         case ast.PartRules():
@@ -216,10 +179,10 @@ def _inside(node: ast.Node, names: VisibleNames, file: Declarations) -> VisibleN
         case ast.HardwareDecl():
             return _with(names, device=_devices_and_links(node))
         case ast.PlacementDecl() if isinstance(node.devices, ast.Name):
-            machine = file.hardware.get(node.devices.text)
+            machine = file.symbols["hardware"].get(node.devices.text)
             return _with(names, device=_devices_and_links(machine.node if machine else None))
         case ast.TrainDecl():
-            models = _models(file, [node.model]) if node.model.text in file.models else []
+            models = _models(file, [node.model]) if node.model.text in file.symbols["model"] else []
             return _with(names, output=names_of_body(models[0]).values if models else {})
     return names
 
@@ -242,25 +205,10 @@ class _Resolver:
     def visit(self, node: ast.Node, names: VisibleNames) -> Iterator[Occurrence]:
         """Yield the names in the fields of a node."""
         names = _inside(node, names, self.file)
+        own = READERS.get(type(node), {})
         for field in node.fields[1:]:
-            key = type(node), field
             for child in _nodes(node, field):
-                if key in BINDS or key in USES:
-                    yield from self._name(child, names, key)
-                else:
-                    yield from READERS.get(key, _Resolver.expression)(self, child, names)
-
-    def _name(self, node: ast.Node, names: VisibleNames, key: Field) -> Iterator[Occurrence]:
-        if isinstance(node, ast.Name):
-            kind = BINDS.get(key)
-            table = names.of_kind(kind or USES[key])
-            if kind == "argument" and node.text in names.dims and node.text not in table:
-                table = names.dims
-            yield from _of(
-                node, table, "used" if kind is None else "bound" if kind == "value" else "declared"
-            )
-        elif isinstance(node, ast.DevicesOfKind):
-            yield from self.visit(node, names)
+                yield from own.get(field, _Resolver.expression)(self, child, names)
 
     def expression(self, node: ast.Node, names: VisibleNames) -> Iterator[Occurrence]:
         if isinstance(node, ast.Name) and node.text in names.values:
@@ -291,7 +239,7 @@ class _Resolver:
         """Yield a name, or the two names of `module.name`, for a symbol that it means."""
         if symbol is not None and isinstance(name, ast.Path):
             dot = name.span.column + len(name.parts[0])
-            module = self.file.modules[name.parts[0]]
+            module = self.file.symbols["module"][name.parts[0]]
             yield Occurrence(attrs.evolve(name.span, end_column=dot), module, "used")
             yield Occurrence(attrs.evolve(name.span, column=dot + 1), symbol, "used")
         elif symbol is not None:
@@ -323,8 +271,8 @@ class _Resolver:
             yield from self._value_path(path, names.models)
 
     def machine(self, node: ast.Node, names: VisibleNames) -> Iterator[Occurrence]:
-        if isinstance(node, ast.Name) and node.text in self.file.hardware:
-            yield from _of(node, self.file.hardware)
+        if isinstance(node, ast.Name) and node.text in self.file.symbols["hardware"]:
+            yield from _of(node, self.file.symbols["hardware"])
         else:
             yield from self.dims(node, names)
 
@@ -458,45 +406,89 @@ class _Resolver:
             yield from self.expression(value, names)
 
 
-READERS: Mapping[Field, Callable[[_Resolver, ast.Node, VisibleNames], Iterator[Occurrence]]] = {
-    **dict.fromkeys(
-        [
-            (ast.Type, "dims"),
-            (ast.DimList, "dims"),
-            (ast.Arrow, "target"),
-            (ast.Repeat, "dim"),
-            (ast.Scan, "dim"),
-            (ast.MeshAxis, "size"),
-        ],
-        _Resolver.dims,
-    ),
-    **dict.fromkeys(
-        [
-            (ast.Type, "dtype"),
-            (ast.LayoutDecl, "forms"),
-            (ast.LayoutDecl, "allows"),
-            (ast.PartRules, "misplaced"),
-            (ast.Degree, "parts"),
-            (ast.DevicesOfKind, "numbers"),
-            (ast.OperatorPlacement, "indices"),
-            (ast.HardwareDecl, "figures"),
-            (ast.HardwareFigure, "key"),
-            (ast.TrainDecl, "precision"),
-        ],
-        _Resolver.nothing,
-    ),
-    **dict.fromkeys(
-        [(ast.SplitRule, "dim"), (ast.PipelineRule, "loop"), (ast.Degree, "dim")], _Resolver.layout_dim
-    ),
-    **dict.fromkeys(
-        [(ast.PartRules, "paths"), (ast.ValueRules, "path"), (ast.OperatorPlacement, "path")], _Resolver.path
-    ),
-    **dict.fromkeys([(ast.TrainDecl, "optimizer"), (ast.OptimizerFor, "optimizer")], _Resolver.optimizer),
-    (ast.DimDecl, "size"): _Resolver.size,
-    (ast.PlacementDecl, "devices"): _Resolver.machine,
-    (ast.HardwareFigure, "value"): _Resolver.figure,
+@attrs.frozen
+class _Named:
+    """Reads a field with names of a kind of symbols, which are declared or bound there, or used."""
+
+    kind: SymbolKind | Literal["output"]
+    is_bound: bool = False
+
+    def __call__(self, resolver: _Resolver, node: ast.Node, names: VisibleNames) -> Iterator[Occurrence]:
+        if isinstance(node, ast.Name):
+            table = names.of_kind(self.kind)
+            if self.kind == "argument" and node.text in names.dims and node.text not in table:
+                table = names.dims
+            role: Role = "bound" if self.kind == "value" else "declared"
+            yield from _of(node, table, role if self.is_bound else "used")
+        elif isinstance(node, ast.DevicesOfKind):
+            yield from resolver.visit(node, names)
+
+
+def _bind(kind: SymbolKind) -> _Named:
+    return _Named(kind, is_bound=True)
+
+
+Reader = _Named | Callable[[_Resolver, ast.Node, VisibleNames], Iterator[Occurrence]]
+
+READERS: Mapping[type[ast.Node], Mapping[str, Reader]] = {
+    **{node: {"name": _bind(each.symbol)} for node, each in KINDS.items()},
+    ast.Type: {"dims": _Resolver.dims, "dtype": _Resolver.nothing},
+    ast.DimList: {"dims": _Resolver.dims},
+    ast.Arrow: {"target": _Resolver.dims},
+    ast.DimDecl: {"name": _bind("dimension"), "size": _Resolver.size},
+    # bodies
+    ast.FnDecl: {"name": _bind("function"), "generics": _bind("dimension")},
+    ast.FnArg: {"name": _bind("argument")},
+    ast.Input: {"name": _bind("argument")},
+    ast.OptimizerDecl: {
+        "name": _bind("optimizer"),
+        "parameter": _bind("argument"),
+        "gradient": _bind("argument"),
+    },
+    ast.Param: {"name": _bind("parameter")},
+    ast.State: {"name": _bind("state")},
+    ast.StateUpdate: {"name": _Named("value")},
+    ast.Assign: {"targets": _bind("value")},
+    ast.Yield: {"name": _bind("value")},
+    ast.SliceBinding: {"name": _bind("value")},
+    ast.Repeat: {"dim": _Resolver.dims},
+    ast.Scan: {"dim": _Resolver.dims},
+    # layouts
+    ast.MeshAxis: {"name": _bind("axis"), "size": _Resolver.dims},
+    ast.LayoutDecl: {
+        "name": _bind("layout"),
+        "models": _Named("model"),
+        "mesh": _Named("mesh"),
+        **dict.fromkeys(("forms", "allows"), _Resolver.nothing),
+    },
+    ast.PartRules: {"mesh": _Named("mesh"), "misplaced": _Resolver.nothing, "paths": _Resolver.path},
+    ast.SplitRule: {"axes": _Named("axis"), "dim": _Resolver.layout_dim},
+    ast.PipelineRule: {"loop": _Resolver.layout_dim},
+    ast.ValueRules: {"path": _Resolver.path},
+    # placements and hardware
+    ast.PlacementDecl: {"name": _bind("placement"), "devices": _Resolver.machine},
+    ast.OperatorPlacement: {
+        "path": _Resolver.path,
+        "devices": _Named("device"),
+        "indices": _Resolver.nothing,
+    },
+    ast.Degree: {"dim": _Resolver.layout_dim, "parts": _Resolver.nothing},
+    ast.DeviceList: {"devices": _Named("device")},
+    ast.DevicesOfKind: {"kind": _Named("device"), "numbers": _Resolver.nothing},
+    ast.HardwareDecl: {"name": _bind("hardware"), "figures": _Resolver.nothing},
+    ast.HardwareFigure: {"key": _Resolver.nothing, "value": _Resolver.figure},
+    ast.DeviceDecl: {"name": _bind("device")},
+    ast.LinkDecl: {"name": _bind("link")},
+    # training
+    ast.TrainDecl: {
+        "model": _Named("model"),
+        "optimizer": _Resolver.optimizer,
+        "precision": _Resolver.nothing,
+        **dict.fromkeys(("minimize", "report", "weigh_by"), _Named("output")),
+    },
+    ast.OptimizerFor: {"optimizer": _Resolver.optimizer},
 }
-"""Fields whose names are read in a way of their own."""
+"""The reader of each field that has names, by class of the syntax tree; every other field holds expressions."""
 
 
 def _of(name: ast.Name, table: Symbols, role: Role = "used") -> Iterator[Occurrence]:

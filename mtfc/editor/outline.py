@@ -16,6 +16,7 @@ from lsprotocol.types import (
 from mtfc.compiler.diagnostics import Span
 from mtfc.editor import token_kinds
 from mtfc.editor.buffers import TextBuffer
+from mtfc.editor.declarations import KINDS
 from mtfc.editor.names import Body, Occurrence, statements
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.brackets import CLOSERS
@@ -24,15 +25,7 @@ from mtfc.frontend.syntax.lexer import COMMENT, Token, lex
 # Symbols
 
 SHOWN_AS: Mapping[type[ast.Node], tuple[SymbolKind, str]] = {
-    ast.ImportDecl: (SymbolKind.Module, "import"),
-    ast.DimDecl: (SymbolKind.TypeParameter, "dim"),
-    ast.MeshDecl: (SymbolKind.Struct, "mesh"),
-    ast.LayoutDecl: (SymbolKind.Interface, "layout"),
-    ast.PlacementDecl: (SymbolKind.Interface, "placement"),
-    ast.HardwareDecl: (SymbolKind.Struct, "hardware"),
-    ast.ModelDecl: (SymbolKind.Class, "model"),
-    ast.FnDecl: (SymbolKind.Function, "fn"),
-    ast.OptimizerDecl: (SymbolKind.Constructor, "optimizer"),
+    **{node: (each.shown, each.keyword) for node, each in KINDS.items()},
     ast.TrainDecl: (SymbolKind.Event, "train"),
 }
 
@@ -123,18 +116,10 @@ TYPES: Mapping[str, SemanticTokenTypes] = {
         for kind, shown in token_kinds.HIGHLIGHTS.items()
         if shown.semantic
     },
-    "module": SemanticTokenTypes.Namespace,
-    "dimension": SemanticTokenTypes.TypeParameter,
-    "mesh": SemanticTokenTypes.Struct,
+    **{each.symbol: each.token for each in KINDS.values()},
     "axis": SemanticTokenTypes.EnumMember,
-    "layout": SemanticTokenTypes.Interface,
-    "placement": SemanticTokenTypes.Interface,
-    "hardware": SemanticTokenTypes.Struct,
     "device": SemanticTokenTypes.Property,
     "link": SemanticTokenTypes.Property,
-    "model": SemanticTokenTypes.Class,
-    "function": SemanticTokenTypes.Function,
-    "optimizer": SemanticTokenTypes.Function,
     "argument": SemanticTokenTypes.Parameter,
     "parameter": SemanticTokenTypes.Property,
     "state": SemanticTokenTypes.Property,

@@ -182,7 +182,7 @@ class Server(LanguageServer):
     def cases(self, view: View) -> list[Case]:
         """Return the models of a file with their layouts, the chosen ones first."""
         chosen, others = [], []
-        for model in view.file.models:
+        for model in view.file.symbols["model"]:
             own = self.chosen_layout(view.file, model)
             chosen.append((model, own))
             others += [(model, layout) for layout in layouts_for(view.file, model) if layout != own]
@@ -233,7 +233,7 @@ class Server(LanguageServer):
         return [each for each in found if each is not None]
 
     def chosen_cases(self, view: View) -> list[Case]:
-        return [(model, self.chosen_layout(view.file, model)) for model in view.file.models]
+        return [(model, self.chosen_layout(view.file, model)) for model in view.file.symbols["model"]]
 
     def stop(self) -> None:
         self.figures.stop()
@@ -244,7 +244,7 @@ def layouts_for(file: Declarations, model: str) -> list[str]:
     """Return the layouts of a file that are for a model."""
     return [
         name
-        for name, symbol in file.layouts.items()
+        for name, symbol in file.symbols["layout"].items()
         if isinstance(symbol.node, ast.LayoutDecl)
         and (not symbol.node.models or model in {each.text for each in symbol.node.models})
     ]
@@ -584,7 +584,7 @@ async def layouts_command(uri: str) -> list[dict[str, object]]:
             "layouts": layouts_for(view.file, each),
             "chosen": server.chosen_layout(view.file, each),
         }
-        for each in (view.file.models if view else ())
+        for each in (view.file.symbols["model"] if view else ())
         if view is not None
     ]
 
@@ -595,7 +595,7 @@ async def set_layout_command(uri: str, layout: str, model: str | None) -> bool:
     view = server.view(uri)
     if view is None:
         return False
-    models = [each for each in view.file.models if model in (None, each)]
+    models = [each for each in view.file.symbols["model"] if model in (None, each)]
     fitting = [each for each in models if layout in layouts_for(view.file, each)]
     for each in fitting:
         server.chosen[view.file.file, each] = layout
@@ -609,7 +609,7 @@ async def report_command(uri: str, layout: str | None) -> str:
     view = server.view(uri)
     if view is None:
         return f"there is no file {uri}"
-    wanted = layout or server.chosen_layout(view.file, next(iter(view.file.models), ""))
+    wanted = layout or server.chosen_layout(view.file, next(iter(view.file.symbols["model"]), ""))
     work = functools.partial(cost_report, view.buffer.file, wanted, server.target)
     answer = await server.searches.ask(Request(server._near(view), work))
     return answer.reason if isinstance(answer, Failed) else str(answer)

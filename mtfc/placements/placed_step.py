@@ -19,6 +19,7 @@ from mtfc.compiler.cost.hardware import Device
 from mtfc.compiler.cost.step_time import Event, Seconds, TimedStep
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Stage
+from mtfc.compiler.records import Summed
 from mtfc.placements.operators.cotangent_flow import CotangentFlow
 from mtfc.placements.operators.operator_graph import Operator, OperatorStep
 from mtfc.placements.operators.operator_parts import OperatorParts
@@ -35,7 +36,7 @@ from mtfc.placements.task_graph_builder import Array
 
 
 @attrs.frozen
-class Attribution:
+class Attribution(Summed):
     """The part of a step that an operator accounts for: seconds on the path, bytes sent between devices, bytes on one device."""
 
     compute: float = 0.0
@@ -46,14 +47,6 @@ class Attribution:
     @property
     def time(self) -> float:
         return self.compute + self.exposed
-
-    def __add__(self, other: Attribution) -> Attribution:
-        return Attribution(
-            self.compute + other.compute,
-            self.exposed + other.exposed,
-            self.sent + other.sent,
-            self.memory + other.memory,
-        )
 
 
 def attributions(tasks: StrategyTasks, found: EvaluatedStrategy) -> dict[int | None, Attribution]:

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import reduce
 from itertools import chain, repeat
-from operator import add
 from typing import Any, TypeVar, get_args
 
 import attrs
@@ -35,7 +33,8 @@ from mtfc.compiler.ir.core import Program, Stage
 from mtfc.compiler.ir.ops.collectives import KINDS
 from mtfc.compiler.ir.printer import bytes_text, layout_summary
 from mtfc.compiler.ir.types import Axes
-from mtfc.reports.source_lines import fitted, line_of, nested, place_json, place_text, source_text
+from mtfc.compiler.records import Summed
+from mtfc.reports.source_lines import fitted, line_of, line_rows, place_json, place_text
 from mtfc.reports.table import aligned, count_text, flops_text, wrapped
 
 
@@ -120,17 +119,13 @@ def _stages(cost: PlacedCost) -> list[Stage]:
 
 
 @attrs.frozen
-class LineCost:
+class LineCost(Summed):
     """The cost of a line: charges, the bytes that it occupies in memory, the bytes that it stores, and its seconds of a step."""
 
     charges: list[Charge] = attrs.field(factory=list)
     occupied: list[Amount] = attrs.field(factory=list)
     stored: list[Amount] = attrs.field(factory=list)
     seconds: list[Seconds] = attrs.field(factory=list)
-
-    def __add__(self, other: LineCost) -> LineCost:
-        pairs = ((getattr(self, name), getattr(other, name)) for name in attrs.fields_dict(LineCost))
-        return LineCost(*(one + two for one, two in pairs))
 
 
 Key = TypeVar("Key")
@@ -161,23 +156,22 @@ def _by_line(cost: PlacedCost, sources: Mapping[str, str]) -> list[str]:
 
     FLOPs are by stage. Stored bytes belong to the line that defines the array.
     """
-    stages = _stages(cost)
-    rows = [["line", "source", *stages, "sent", "stored"]]
-    texts = {file: text.splitlines() for file, text in sources.items()}
-    places = [
-        (span, each)
-        for span, each in line_costs(cost, lambda span: [span]).items()
-        if each.charges or each.stored
-    ]
-    for line, inside in nested(places, cost.file).items():
-        if set(inside) == {line}:
-            rows += _line_rows(place_text(line, cost.file), source_text(line, texts), inside[line], stages)
-            continue
-        whole_line = reduce(add, inside.values())
-        rows.append(_summed(place_text(line, cost.file), source_text(line, texts), whole_line, stages))
-        for place, found in sorted(inside.items(), key=lambda item: (item[0] != line, item[0])):
-            rows += _line_rows(place_text(place, cost.file), f"  {source_text(place, texts)}", found, stages)
-    return fitted(rows)
+    stages, found = _stages(cost), line_costs(cost, lambda span: [span])
+    places = [(span, each) for span, each in found.items() if each.charges or each.stored]
+
+    def alone(place: str, source: str, figure: LineCost) -> list[list[str]]:
+        """Return a row for the line, and a row for each kind of collective and set of axes."""
+        indent = " " * (len(source) - len(source.lstrip()) + 2)
+        blank = [""] * len(stages)
+        sent = (["", f"{indent}{kind}", *blank, size, ""] for kind, size in transfers(figure.charges))
+        return [[place, source, *_cells(figure.charges, stages), "", _kept(figure.stored)], *sent]
+
+    def summed(figure: LineCost) -> list[str]:
+        sent = total(figure.charges).sent.bytes
+        return [*_cells(figure.charges, stages), _bytes(sent) if sent else "", _kept(figure.stored)]
+
+    head = ["line", "source", *stages, "sent", "stored"]
+    return fitted([head, *line_rows(places, cost.file, sources, summed, alone)])
 
 
 def _cells(charges: Iterable[Charge], stages: Sequence[Stage]) -> list[str]:
@@ -185,22 +179,6 @@ def _cells(charges: Iterable[Charge], stages: Sequence[Stage]) -> list[str]:
     by_stage = grouped(charges, lambda charge: charge.stage)
     flops = [total(by_stage.get(stage, [])).flops for stage in stages]
     return [count_text(whole(n)) if n else "" for n in flops]
-
-
-def _line_rows(place: str, source: str, found: LineCost, stages: Sequence[Stage]) -> list[list[str]]:
-    """Return a row for the line, and a row for each kind of collective and set of axes."""
-    indent = " " * (len(source) - len(source.lstrip()) + 2)
-    sent = [
-        ["", f"{indent}{kind}", *("" for _ in stages), size, ""] for kind, size in transfers(found.charges)
-    ]
-    return [[place, source, *_cells(found.charges, stages), "", _kept(found.stored)], *sent]
-
-
-def _summed(place: str, source: str, found: LineCost, stages: Sequence[Stage]) -> list[str]:
-    """Return one row for a line and all lines of the functions that it calls."""
-    sent = total(found.charges).sent
-    sends = _bytes(sent.bytes) if sent.bytes else ""
-    return [place, source, *_cells(found.charges, stages), sends, _kept(found.stored)]
 
 
 def _kept(amounts: Sequence[Amount]) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from itertools import product
-from math import prod
 
 import attrs
 
@@ -61,10 +60,13 @@ class _Panel:
 
     title: str
     note: str
-    rows: int
     columns: int
     cells: Sequence[_Cell]
     sides: tuple[str, str] = ("", "")
+
+    @property
+    def rows(self) -> int:
+        return -(-len(self.cells) // self.columns)
 
 
 def layout_drawing(
@@ -82,7 +84,7 @@ def placement_drawing(model: str, name: str, devices: int, operators: Iterable[D
     """Return the SVG of a placement: the colours of the devices, then each operator in order."""
     key = [_Cell(_device_color(i, devices), str(i), f"device {i}") for i in range(devices)]
     columns = min(devices, 16)
-    legend = _Panel("devices", "", -(-devices // columns), columns, key)
+    legend = _Panel("devices", "", columns, key)
     panels = [legend, *(_operator_panel(each, devices) for each in operators)]
     return _drawing(f"{model}, placement {name} on {devices} devices", [panels])
 
@@ -91,26 +93,15 @@ def placement_drawing(model: str, name: str, devices: int, operators: Iterable[D
 
 
 def _mesh_panel(mesh: Mesh) -> _Panel:
-    columns = mesh.axes[-1][1]
+    coordinates = product(*(range(size) for _, size in mesh.axes))
     cells = [
         _Cell(
             _color(mesh, dict(zip(mesh.names, at, strict=True))), ",".join(map(str, at)), f"device {i}: {at}"
         )
-        for i, at in enumerate(_coordinates(mesh))
+        for i, at in enumerate(coordinates)
     ]
-    others = ", ".join(mesh.names[:-1])
-    return _Panel(
-        f"mesh {mesh.name}",
-        f"[{mesh.axes_text}]",
-        mesh.devices // columns,
-        columns,
-        cells,
-        (others, mesh.names[-1]),
-    )
-
-
-def _coordinates(mesh: Mesh) -> Iterator[tuple[int, ...]]:
-    yield from product(*(range(size) for _, size in mesh.axes))
+    sides = ", ".join(mesh.names[:-1]), mesh.names[-1]
+    return _Panel(f"mesh {mesh.name}", f"[{mesh.axes_text}]", mesh.axes[-1][1], cells, sides)
 
 
 def _array_panel(array: DrawnArray, mesh: Mesh) -> _Panel:
@@ -130,8 +121,7 @@ def _array_panel(array: DrawnArray, mesh: Mesh) -> _Panel:
         " × ".join(_side(type, i, degrees[i]) for i in down),
         _side(type, across, columns) if degrees else "",
     )
-    rows = prod(degrees[i] for i in down)
-    return _Panel(array.name, str(type), rows, columns, cells or [_Cell(_color(mesh, {}), "*", "")], sides)
+    return _Panel(array.name, str(type), columns, cells or [_Cell(_color(mesh, {}), "*", "")], sides)
 
 
 def _side(type: TensorType, i: int, degree: int) -> str:
@@ -166,15 +156,8 @@ def _operator_panel(operator: DrawnOperator, devices: int) -> _Panel:
         for number, device in zip(numbers, operator.devices, strict=True)
     ]
     sides = [f"{name} in {degree}" for name, degree in operator.degrees]
-    note = "" if degrees else "whole"
-    return _Panel(
-        operator.name,
-        note,
-        len(cells) // columns,
-        columns,
-        cells,
-        (" × ".join(sides[:-1]), "".join(sides[-1:])),
-    )
+    ends = " × ".join(sides[:-1]), "".join(sides[-1:])
+    return _Panel(operator.name, "" if degrees else "whole", columns, cells, ends)
 
 
 def _part_text(operator: DrawnOperator, number: Sequence[int], device: int) -> str:

@@ -55,4 +55,4 @@ def machines_text(machines: Mapping[str, Machine]) -> str:
             fastest, rate = max(own.device.flops.items(), key=lambda item: (item[0] != "f8", item[1].peak))
             speed, memory = f"{count_text(int(rate.peak))} in {fastest}", bytes_text(int(own.device.memory))
             rows.append([name if not number else "", count, speed, memory, links if not number else ""])
-    return "\n".join(aligned(rows, indent="")) + "\n"
+    return "\n".join(aligned(rows, indent=""))

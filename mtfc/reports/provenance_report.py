@@ -32,17 +32,7 @@ def provenance_report(found: Sequence[SentArray], own: str | None, texts: Mappin
         parts += aligned([row for each in lines[line] for row in _rows(each, own)], indent="    ")
     if not found:
         return "  Nothing is sent.\n"
-    return (
-        "\n".join(
-            [
-                *parts,
-                "",
-                "  Bytes that each rule has a part in:",
-                *_by_rule(found),
-            ]
-        )
-        + "\n"
-    )
+    return "\n".join([*parts, "", "  Bytes that each rule has a part in:", *_by_rule(found), ""])
 
 
 def _rows(each: SentArray, own: str | None) -> Iterator[list[str]]:
@@ -83,8 +73,11 @@ def _by_rule(found: Sequence[SentArray]) -> list[str]:
 def separate_report(found: Sequence[Reason], own: str | None) -> str:
     """Return the softmaxes between two dots that stay separate ops, with the reason; an empty text if there are none."""
     rows = [[place_text(line_of(each.eqn.span), own), each.text] for each in found]
-    title = "\n  Softmaxes between two dots that are not one op, so their weights are stored:\n"
-    return title + "\n".join(aligned(rows, indent="    line ")) + "\n" if rows else ""
+    return _listed("Softmaxes between two dots that are not one op, so their weights are stored:", rows)
+
+
+def _listed(title: str, rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join([f"\n  {title}", *aligned(rows, indent="    line "), ""]) if rows else ""
 
 
 def separate_json(found: Sequence[Reason]) -> list[dict[str, Any]]:
@@ -96,8 +89,7 @@ def kernels_report(found: Sequence[NoKernel], own: str | None) -> str:
     """Return the attention that a kind of device computes without a kernel, with the reason; an empty text if there is none."""
     places = dict.fromkeys((line_of(eqn.span), device, text) for eqn, device, text in found)
     rows = [[place_text(line, own), f"on {device}s", text] for line, device, text in places]
-    title = "\n  Attention that JAX computes in blocks, without a kernel:\n"
-    return title + "\n".join(aligned(rows, indent="    line ")) + "\n" if rows else ""
+    return _listed("Attention that JAX computes in blocks, without a kernel:", rows)
 
 
 def kernels_json(found: Sequence[NoKernel]) -> list[dict[str, Any]]:

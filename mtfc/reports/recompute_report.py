@@ -11,12 +11,13 @@ from mtfc.compiler.cost.sizes import whole
 from mtfc.compiler.cost.volumes import PlacedCost
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.printer import bytes_text
+from mtfc.compiler.records import Summed
 from mtfc.reports.source_lines import fitted, line_rows, place_json
 from mtfc.reports.table import count_text, flops_text
 
 
 @attrs.frozen
-class KeptLine:
+class KeptLine(Summed):
     """The figures of a line, in a step on one device. kept: bytes kept. saved: bytes no longer kept.
 
     flops, sent: FLOPs and bytes sent that recomputation adds.
@@ -26,10 +27,6 @@ class KeptLine:
     saved: int = 0
     flops: int = 0
     sent: int = 0
-
-    def __add__(self, other: KeptLine) -> KeptLine:
-        pairs = zip(attrs.astuple(self), attrs.astuple(other), strict=True)
-        return KeptLine(*(one + two for one, two in pairs))
 
 
 @attrs.frozen

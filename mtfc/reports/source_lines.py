@@ -42,17 +42,22 @@ def line_rows(
     own: str | None,
     sources: Mapping[str, str],
     cells: Callable[[Figure], Iterable[str]],
+    alone: Callable[[str, str, Figure], Iterable[list[str]]] | None = None,
 ) -> Iterator[list[str]]:
     """Yield a row for each line of the user's file. Below a line that calls functions of other files come rows for their
     lines.
+
+    alone: returns the rows of a line that calls no other line, for its place and its source.
     """
     texts = {file: text.splitlines() for file, text in sources.items()}
+    rows = alone or (lambda place, source, figure: [[place, source, *cells(figure)]])
     for line, inside in nested(figures, own).items():
-        yield [place_text(line, own), source_text(line, texts), *cells(reduce(add, inside.values()))]
         if set(inside) == {line}:
+            yield from rows(place_text(line, own), source_text(line, texts), inside[line])
             continue
+        yield [place_text(line, own), source_text(line, texts), *cells(reduce(add, inside.values()))]
         for place, each in sorted(inside.items(), key=lambda item: (item[0] != line, item[0])):
-            yield [place_text(place, own), f"  {source_text(place, texts)}", *cells(each)]
+            yield from rows(place_text(place, own), f"  {source_text(place, texts)}", each)
 
 
 def lines_json(

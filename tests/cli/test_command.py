@@ -280,8 +280,7 @@ def test_an_encoding_that_lacks_characters(folder: Path) -> None:
 
 def test_each_subcommand_is_a_module() -> None:
     for name in SUBCOMMANDS:
-        module = command._subcommand(name)
-        assert module.EXAMPLES.strip()
+        assert "\nexamples:\n  mtfc " in (command._subcommand(name).__doc__ or "")
 
 
 @pytest.mark.parametrize("name", ["check", "solve"])

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from mtfc.cli import doctor
 from mtfc.cli.command import SUBCOMMANDS
 from mtfc.cli.errors import show_diagnostics
-from mtfc.driver import doctor, help_pages
+from mtfc.driver import help_pages
 from mtfc.driver.check import check_file
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.sources import Sources

@@ -32,17 +32,17 @@ WITHOUT_OPTION = {"choice", "chains", "hosts", "generation", "exact"}
 """Fields that are made of several options."""
 
 
-def parsed(module: object, arguments: list[str]) -> argparse.Namespace:
+def parsed(module: object, arguments: list[str]) -> options.Options:
     parser = argparse.ArgumentParser()
     command.add_arguments(module, parser)  # type: ignore[arg-type]
-    return parser.parse_args(arguments)
+    return parser.parse_args(arguments, options.Options())
 
 
 @pytest.mark.parametrize("module", RECORDS, ids=lambda each: each.__name__)
 def test_fields_have_options_with_the_same_defaults(module: object) -> None:
     record, arguments = RECORDS[module]
     given = parsed(module, arguments)
-    found = option_text.record_of(given, record, choice=Choice())
+    found = given.record(record, choice=Choice())
     for field in attrs.fields(record):
         assert field.name in WITHOUT_OPTION or hasattr(given, field.name), field.name
         if field.default is not attrs.NOTHING and field.name not in WITHOUT_OPTION:
@@ -51,9 +51,9 @@ def test_fields_have_options_with_the_same_defaults(module: object) -> None:
 
 
 def test_groups_of_options_have_their_defaults() -> None:
-    assert option_text.record_of(parsed(search, ["f"]), ChainOptions) == ChainOptions()
-    assert option_text.record_of(parsed(train, ["f"]), Hosts) == Hosts()
-    assert options.chosen(parsed(simulate, ["f", "--target", "h100"])) == Choice()
+    assert parsed(search, ["f"]).record(ChainOptions) == ChainOptions()
+    assert parsed(train, ["f"]).record(Hosts) == Hosts()
+    assert parsed(simulate, ["f", "--target", "h100"]).choice == Choice()
 
 
 @pytest.mark.parametrize("name", command.SUBCOMMANDS)

@@ -23,7 +23,7 @@ progress.PATIENCE = 0.2
 from mtfc.cli import check
 from mtfc.compiler.activity import doing
 
-def run(options, sources):
+def run(options):
     print("first")
     with doing("waiting [batch]"):
         until = time.monotonic() + {seconds}

@@ -13,6 +13,7 @@ import pytest
 
 from mtfc.cli import command
 from mtfc.cli import search as search_command
+from mtfc.cli.options import Options
 from mtfc.compiler.search.per_equation import per_equation_search as tiling_search
 from mtfc.compiler.search.solver import solver_search
 from mtfc.driver.options import SearchOptions
@@ -878,4 +879,4 @@ def test_written_layouts_cause_no_warning(mtfc: Mtfc, space: str) -> None:
 def test_the_driver_has_the_defaults_of_the_command() -> None:
     parser = argparse.ArgumentParser()
     command.add_arguments(search_command, parser)
-    assert search_command._options(parser.parse_args(["model.mtf"])) == SearchOptions("model.mtf")
+    assert search_command._options(parser.parse_args(["model.mtf"], Options())) == SearchOptions("model.mtf")

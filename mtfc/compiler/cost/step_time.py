@@ -38,7 +38,7 @@ from mtfc.compiler.ir.loops import dim_of, joined_iterations, operand_owner, unr
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.collectives import axes_of
 from mtfc.compiler.ir.types import Mesh
-from mtfc.compiler.records import frozen
+from mtfc.compiler.records import Summed, frozen
 
 COMPUTE = "processor 0"
 """The device that computes. No link has this name."""
@@ -47,19 +47,12 @@ IN_LOOPS = " in loops"
 
 
 @frozen
-class Seconds:
+class Seconds(Summed):
     """Seconds of one line: computing, communicating, and waiting for communication."""
 
     compute: float = 0.0
     communication: float = 0.0
     exposed: float = 0.0
-
-    def __add__(self, other: Seconds) -> Seconds:
-        return Seconds(
-            self.compute + other.compute,
-            self.communication + other.communication,
-            self.exposed + other.exposed,
-        )
 
     def times(self, factor: float) -> Seconds:
         return Seconds(self.compute * factor, self.communication * factor, self.exposed * factor)

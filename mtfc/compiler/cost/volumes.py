@@ -23,26 +23,19 @@ from mtfc.compiler.ir.loops import dim_of, is_unbounded, operand_owner, region_o
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.collectives import SENDINGS, axes_of, kind_of
 from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, Pipeline
+from mtfc.compiler.records import Summed
 
 Key = TypeVar("Key")
 
 
 @attrs.frozen
-class SentVolume:
+class SentVolume(Summed):
     """Collectives of one kind: their number, the elements and bytes of their operands, and the bytes that leave a processor."""
 
     count: int = 0
     elements: Amount = 0
     bytes: Amount = 0
     wire_bytes: Amount = 0
-
-    def __add__(self, other: SentVolume) -> SentVolume:
-        return SentVolume(
-            self.count + other.count,
-            self.elements + other.elements,
-            self.bytes + other.bytes,
-            self.wire_bytes + other.wire_bytes,
-        )
 
 
 @attrs.frozen

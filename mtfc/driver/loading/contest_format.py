@@ -6,19 +6,15 @@ defines it: a list per node or edge, pairs of numbers in `intervals` and `edges.
 
 from __future__ import annotations
 
-import gc
 import gzip
 import json
 import zlib
 from collections.abc import Sized
-from contextlib import contextmanager
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from mtfc.compiler.garbage import few_collections
 from mtfc.compiler.search.solver.assignment_problem import AssignmentProblem, Integers, Ragged
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 GZIP = b"\x1f\x8b"
 LARGEST = 4 * 10**18
@@ -31,7 +27,7 @@ class MalformedInstance(Exception):
 
 def read(content: bytes) -> AssignmentProblem:
     """Read a problem from a file's content, compressed by gzip or not. Raises `MalformedInstance`."""
-    with _without_collection():
+    with few_collections():  # parsing makes millions of lists, none of them garbage
         return _problem(_object(_parsed(_unzipped(content)), "problem", "the file"))
 
 
@@ -49,18 +45,6 @@ def write(problem: AssignmentProblem) -> str:
 
 def _lists(rows: Ragged) -> list[list[int]]:
     return [rows[row].tolist() for row in range(len(rows))]
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Pause garbage collection: parsing makes millions of lists, none of them garbage."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _unzipped(content: bytes) -> bytes:

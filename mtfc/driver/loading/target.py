@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from mtfc.compiler.diagnostics import CompileError
 from mtfc.driver.loading.sources import Sources
 
 if TYPE_CHECKING:
@@ -48,6 +49,15 @@ def file_of(target: str | None) -> str | None:
     from mtfc.frontend.hardware_targets import is_path, split_target
 
     return split_target(target)[0] if target is not None and is_path(target) else None
+
+
+def has_room(hardware: Hardware, mesh: Mesh) -> bool:
+    """Return True if a mesh fits on the hardware."""
+    try:
+        check_room(hardware, mesh, hardware.name)
+    except CompileError:
+        return False
+    return True
 
 
 def check_room(hardware: Hardware, mesh: Mesh, target: str, needing: str | None = None) -> None:

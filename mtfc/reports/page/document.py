@@ -16,6 +16,9 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+FORMAT = 1
+"""The version of the records of pages."""
+
 ASSETS = Path(__file__).parent / "assets"
 
 STYLES = ("uPlot.min.css", "page.css")

@@ -39,9 +39,6 @@ from mtfc.reports.provenance_report import provenance_json, separate_json
 from mtfc.reports.source_lines import Line, chain_of, line_of
 from mtfc.reports.step_report import SimulatedLayout
 
-FORMAT = 1
-"""The version of the record."""
-
 EVENT = ("lane", "name", "start", "seconds", "stage", "file", "line", "op")
 MOMENT = ("name", "stage", "file", "line", *KINDS)
 KERNEL = ("name", "stage", "file", "line", "flops", "bytes", "seconds", "dtype")
@@ -97,7 +94,6 @@ def report_json(
     described = [_layout(each, cost, hardware, texts) for each, cost in zip(layouts, costs, strict=True)]
     used = {line_of(span)[0] for cost in costs for span in _spans(cost)} | {own or ""}
     return {
-        "format": FORMAT,
         "kind": "layouts",
         "cost": costs_json(costs),
         "target": target_json(hardware),

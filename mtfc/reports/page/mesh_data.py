@@ -19,9 +19,6 @@ from mtfc.reports.difference import ComparedLayout
 from mtfc.reports.meshes_report import SimulatedMeshes, multi_mesh_cost_json
 from mtfc.reports.page.layout_data import Texts, bar, named_array, target_json
 
-FORMAT = 1
-"""The version of the record."""
-
 
 @attrs.frozen(eq=False)
 class ReportedMeshes:
@@ -46,7 +43,6 @@ def meshes_json(
     """Return the record of a report. sources: each file's text by name."""
     own, texts = layouts[0].simulated.step.cost.file, Texts()
     return {
-        "format": FORMAT,
         "kind": "meshes",
         "target": target_json(hardware),
         "own": own,

@@ -17,9 +17,6 @@ from mtfc.reports.drawing import DrawnOperator
 from mtfc.reports.page.layout_data import Texts, bar, place_of, target_json
 from mtfc.reports.step_report import SimulatedStep
 
-FORMAT = 1
-"""The version of the record."""
-
 MOST_EVENTS = 20_000
 """Tasks on a page: of more tasks the longest are shown."""
 
@@ -39,7 +36,6 @@ def placements_json(
     """Return the record of a report. sources: each file's text by name."""
     own, texts = placements[0].simulated.file, Texts()
     return {
-        "format": FORMAT,
         "kind": "placements",
         "target": _graph(machine) if isinstance(machine, DeviceGraph) else target_json(machine),
         "own": own,

@@ -10,9 +10,6 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-FORMAT = 1
-"""The version of the record."""
-
 MOST_STEPS, STRETCHES = 4000, 1000
 """Steps from which curves are thinned out, and the stretches of a thinned curve."""
 
@@ -31,7 +28,6 @@ def run_json(name: str, lines: Sequence[Mapping[str, Any]], checkpoints: Sequenc
             curves.setdefault(figure, []).append((int(line["step"]), value))
     seconds = [line["seconds"] for line in lines[1:] or lines if line.get("seconds") is not None]
     return {
-        "format": FORMAT,
         "kind": "run",
         "name": name,
         "steps": len(lines),
