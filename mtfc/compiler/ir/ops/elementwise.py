@@ -18,7 +18,6 @@ from mtfc.compiler.ir.opdef import (
     DTypeError,
     Gradient,
     Infer,
-    Linear,
     Logic,
     OpBuilder,
     OpDef,
@@ -31,7 +30,6 @@ from mtfc.compiler.ir.opdef import (
     linear_in_first,
     no_flops,
     no_gradient,
-    not_linear,
     rule_by_name,
 )
 from mtfc.compiler.ir.types import ARRAY_DTYPES, FLOATS, ITEM_BYTES, OF_ML_DTYPES, Dim, TensorType
@@ -150,33 +148,25 @@ def elementwise(
     gradient: Gradient,
     doc: str,
     *,
-    jax: str | None = None,
-    jax_differentiated: str | None = None,
     accepted: frozenset[str] = FLOATS,
     result: str | None = None,
-    linear: Linear = not_linear,
     traits: Iterable[Trait] = (),
-    number: Callable[..., float] | None = None,
-    logic: Logic | None = None,
     infer: Infer | None = None,
+    **columns: Any,
 ) -> OpDef:
     return OpDef(
         name=name,
         arity=(len(inspect.signature(evaluate).parameters) - 1,),  # the first parameter is `np`
         infer=infer or _infer(accepted, result),
         layout_rule=rule_by_name,
-        linear=linear,
         gradient=gradient,
         flops=flops_per_result,
         storage="fused",
         traits=frozenset(traits),
         evaluate=_evaluate(evaluate),
         numpy=numpy,
-        jax=jax or numpy.replace("np.", "jnp."),
-        jax_differentiated=jax_differentiated,
-        logic=logic,
-        number=number,
         doc=doc,
+        **columns,
     )
 
 

@@ -223,8 +223,8 @@ def _distribute_argmax(b: BlockRewriter, eqn: Equation) -> tuple[Value] | None:
     return (build("min", build("where", hit, place, build.constant(dim.size, "i32")), over=(split.blocks,)),)
 
 
-def _argmax_text(module: str) -> Callable[[Code], str]:
-    return lambda code: f"{module}.argmax({code.args[0]}, axis={axes_text(code)}).astype({module}.int32)"
+def _argmax_text(code: Code) -> str:
+    return f"np.argmax({code.args[0]}, axis={axes_text(code)}).astype(np.int32)"
 
 
 ARGMAX = of_one(
@@ -234,8 +234,7 @@ ARGMAX = of_one(
     layout_rule=needs_whole,
     distribute=_distribute_argmax,
     evaluate=_argmax,
-    numpy=_argmax_text("np"),
-    jax=_argmax_text("jnp"),
+    numpy=_argmax_text,
     doc="Index of the largest element along one dimension, the lowest among equals.",
 )
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from math import prod
 from typing import Any
@@ -76,8 +76,8 @@ def _broadcast(shard: Shard, x: Any) -> Any:
     return shard.np.broadcast_to(align(x, eqn.operands[0].type.names, eqn.result.type.names), shard.shape)
 
 
-def _broadcast_text(module: str) -> Callable[[Code], str]:
-    return lambda code: f"{module}.broadcast_to({code.aligned[0]}, {code.shape})"
+def _broadcast_text(code: Code) -> str:
+    return f"np.broadcast_to({code.aligned[0]}, {code.shape})"
 
 
 def _transpose_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, ...]:
@@ -180,7 +180,7 @@ OPS = (
     structural(
         name="broadcast", attributes=(TARGET_DIMS,), infer=_broadcast_infer, layout_rule=rule_by_name,
         gradient=lambda b, e, g: (b.sum_to(g[0], e.operands[0].type.dims),), evaluate=_broadcast,
-        numpy=_broadcast_text("np"), jax=_broadcast_text("jnp"), doc="x repeated along new dimensions.",
+        numpy=_broadcast_text, doc="x repeated along new dimensions.",
         traits=frozenset({"broadcast"}), logic=_as_operand,
     ),
     structural(

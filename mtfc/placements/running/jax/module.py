@@ -21,8 +21,9 @@ from mtfc.backends.common.module import (
     type_tables,
 )
 from mtfc.backends.common.prelude import prelude
-from mtfc.backends.jax.backend import DRAWING, JAX, PRELUDE, RANDOM, dtype_text, in_jax
+from mtfc.backends.jax.backend import DRAWING, JAX, PRELUDE, RANDOM, dtype_text
 from mtfc.backends.jax.backend import IMPORTS as MESH_IMPORTS
+from mtfc.compiler.ir.opdef import in_jax
 from mtfc.compiler.ir.training import average_of
 from mtfc.compiler.ir.types import TensorType
 from mtfc.placements.running.jax.gradients import value_and_grad
