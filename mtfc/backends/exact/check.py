@@ -26,12 +26,13 @@ from mtfc.backends.exact import residues
 from mtfc.backends.exact.namespace import ExactNumpy
 from mtfc.backends.exact.prime_field import PRIMES, PrimeField
 from mtfc.backends.exact.residues import INFINITY, POISON, ExactArray
+from mtfc.backends.interpreter import meaning, values_of
 from mtfc.backends.numpy import backend
 from mtfc.compiler.ir.attributes import INTEGER_RANGE
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Value, walk
-from mtfc.compiler.ir.loops import carried, dim_of, has_condition, is_unbounded, pairs, region_of
+from mtfc.compiler.ir.loops import dim_of
 from mtfc.compiler.ir.opdef import Shard
-from mtfc.compiler.ir.ops import OPS, has_trait
+from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.elementwise import numpy_dtype
 from mtfc.compiler.ir.training_flag import bound
 from mtfc.compiler.ir.types import FLOATS
@@ -286,12 +287,12 @@ class ExactReference:
 
     def _forward_mode(self, directions: Mapping[str, Any], draw: int) -> tuple[np.uint64, bool]:
         arguments, field = self.expected("gradients", draw)[0], self.field(draw)
-        known, forward = {}, self._forward
+        given, forward = {}, self._forward
         for value in (argument.value for argument in forward.arguments):
-            known[value] = _moved(arguments[value.name], field)
-            known[value].tangent = directions.get(value.name)
+            given[value] = _moved(arguments[value.name], field)
+            given[value].tangent = directions.get(value.name)
         evaluation = Watched(field)
-        evaluation.execute(forward.body, known)
+        known = evaluation.values(forward.body, given)
         change = np.uint64(0)
         for output in seeded(self.program, forward):
             y = known[output.value].residues()
@@ -452,15 +453,8 @@ def _all_moved(arrays: Arrays, field: PrimeField) -> Arrays:
 # The undistributed program
 
 
-def evaluated(function: Function, arguments: Arrays, evaluation: Evaluation) -> dict[str, ExactArray]:
-    """Return the outputs of a function that is not distributed, op by op."""
-    known = {argument.value: arguments[argument.value.name] for argument in function.arguments}
-    evaluation.execute(function.body, known)
-    return {output.name: known[output.value] for output in function.outputs}
-
-
 class Evaluation:
-    """The evaluation of equations that are not distributed, over a field."""
+    """The meaning of equations that are not distributed, over a field."""
 
     longest = ITERATIONS
     """The number of iterations after which a loop that only data ends is left."""
@@ -468,51 +462,21 @@ class Evaluation:
     def __init__(self, field: PrimeField) -> None:
         self.np, self.random = ExactNumpy(field), RandomNumbers(field)
 
-    def execute(self, body: Iterable[Equation], known: dict[Value, ExactArray]) -> None:
-        """Add the results of equations to the known values."""
-        for eqn in body:
-            known.update(zip(eqn.results, self.results(eqn, known), strict=True))
-
-    def results(self, eqn: Equation, known: Mapping[Value, ExactArray]) -> Sequence[ExactArray]:
+    def __call__(self, shard: Shard, *arrays: ExactArray) -> Any:
         """Return the results of one equation."""
-        if eqn.regions:
-            return self._iterated(eqn, known)
-        shape = tuple(dim.size for dim in eqn.results[0].type.dims)
-        shard = Shard(self.np, self.random, eqn, shape, lambda dim: 0)
-        found = OPS[eqn.op].evaluate(shard, *(known[value] for value in eqn.operands))
-        if has_trait(eqn, "stop_gradient"):
-            found = _moved(found, self.np.field)
-        return found if isinstance(found, tuple) else (found,)
+        found = meaning(attrs.evolve(shard, np=self.np, random=self.random), *arrays)
+        return _moved(found, self.np.field) if has_trait(shard.eqn, "stop_gradient") else found
 
-    def _iterated(self, eqn: Equation, known: Mapping[Value, ExactArray]) -> Sequence[ExactArray]:
-        """Return a loop's results, by executing its region once for each index."""
-        region, dim = region_of(eqn), dim_of(eqn)
-        trips = range(self.longest if is_unbounded(eqn) else dim.size)
-        order = trips[::-1] if eqn.attrs["reverse"] else trips
-        state = {argument.value: known[value] for value, argument in pairs(eqn)}
-        sliced = {a.value: v.type.dims.index(dim) for v, a in pairs(eqn) if a.role == "sliced"}
-        going = {a.value.name: a.value for a in carried(region)}
-        yielded: dict[str, list[ExactArray]] = {output.name: [] for output in region.outputs}
-        for index in order:
-            if has_condition(eqn) and not state[region.arguments[0].value].all():
-                break
-            inside = {v: x.take(index, sliced[v]) if v in sliced else x for v, x in state.items()}
-            self.execute(region.body, inside)
-            for output in region.outputs:
-                yielded[output.name].append(inside[output.value])
-            state |= {going[o.updates]: inside[o.value] for o in region.outputs if o.updates is not None}
-        results = []
-        for output, result in zip(region.outputs, eqn.results, strict=True):
-            parts = yielded[output.name]
-            if output.updates is not None:
-                results.append(state[going[output.updates]])
-            else:
-                type = output.value.type
-                shape = tuple(each.size for each in type.dims)
-                parts += [self.np.zeros(shape, numpy_dtype(np, type.dtype))] * (dim.size - len(parts))
-                ordered = parts[::-1] if eqn.attrs["reverse"] else parts
-                results.append(self.np.stack(ordered, result.type.dims.index(dim)))
-        return results
+    def values(self, body: Iterable[Equation], given: Mapping[Value, ExactArray]) -> dict[Value, ExactArray]:
+        """Return given values and those that equations compute of them."""
+        return values_of(body, given, self, self.np, self.longest)
+
+
+def evaluated(function: Function, arguments: Arrays, evaluation: Evaluation) -> dict[str, ExactArray]:
+    """Return the outputs of a function that is not distributed, op by op."""
+    given = {argument.value: arguments[argument.value.name] for argument in function.arguments}
+    known = evaluation.values(function.body, given)
+    return {output.name: known[output.value] for output in function.outputs}
 
 
 class Watched(Evaluation):
@@ -520,11 +484,9 @@ class Watched(Evaluation):
 
     is_defined = True
 
-    def results(self, eqn: Equation, known: Mapping[Value, ExactArray]) -> Sequence[ExactArray]:
-        found = super().results(eqn, known)
-        self.is_defined = self.is_defined and not any(map(_has_poison, found))
+    def __call__(self, shard: Shard, *arrays: ExactArray) -> Any:
+        found = super().__call__(shard, *arrays)
+        results = found if isinstance(found, tuple) else (found,)
+        is_poisoned = any(x.has_special and (x.values == POISON).any() for x in results)
+        self.is_defined = self.is_defined and not is_poisoned
         return found
-
-
-def _has_poison(x: ExactArray) -> bool:
-    return x.has_special and bool((x.values == POISON).any())

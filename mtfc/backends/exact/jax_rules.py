@@ -1,3 +1,4 @@
+# mypy: allow-untyped-calls
 """Rules of JAX's primitives over a finite field, for arrays whose axes have places and no names: see `jaxprs.py`.
 
 Primitives that move elements are JAX's own: they run on the positions of the elements, and NumPy takes the residues from there.
@@ -12,7 +13,9 @@ from functools import partial, reduce
 from typing import Any
 
 import attrs
+import jax
 import numpy as np
+from jax.extend import core
 
 from mtfc.backends.exact.namespace import Elementwise, ExactNumpy
 from mtfc.backends.exact.prime_field import PrimeField
@@ -60,16 +63,10 @@ class Evaluator(ABC):
 
     def of_scalars(self, jaxpr: Any, consts: Sequence[Any], operands: Operands) -> list[Any]:
         """Apply a jaxpr for scalars to each element of arrays."""
-        import jax
-
         shape, flat = operands[0].shape, [x.reshape(-1) for x in operands]
-        from jax.extend import core
-
-        extend: Any = core
-        closed = jaxpr if hasattr(jaxpr, "jaxpr") else extend.ClosedJaxpr(jaxpr, consts)
-        struct: Any = jax.ShapeDtypeStruct
-        structs = [struct(x.shape, x.dtype) for x in flat]
-        mapped = jax.make_jaxpr(jax.vmap(extend.jaxpr_as_fun(closed)))(*structs)
+        closed = jaxpr if hasattr(jaxpr, "jaxpr") else core.ClosedJaxpr(jaxpr, consts)
+        structs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in flat]
+        mapped = jax.make_jaxpr(jax.vmap(core.jaxpr_as_fun(closed)))(*structs)
         return [x.reshape(shape) for x in self.run(mapped, flat)]
 
 
@@ -174,8 +171,6 @@ def _gather(run: Evaluator, eqn: Any, x: ExactArray, indices: ExactArray) -> Exa
 
 def _targets(eqn: Any, table: ExactArray, indices: ExactArray, updates: ExactArray) -> Any:
     """Return the position in the table of each element of the updates, and -1 for those outside: a gather of positions."""
-    import jax
-
     numbers, window = (
         eqn.params["dimension_numbers"],
         iter(eqn.params["dimension_numbers"].update_window_dims),

@@ -1,3 +1,4 @@
+# mypy: allow-untyped-calls
 """An interpreter of jaxprs over a finite field: the independent side of the check of an import.
 
 It takes the user's jaxpr as it is, with residues for floats, and with axes by position. It knows nothing of dimensions, factors
@@ -16,6 +17,7 @@ from math import prod
 from typing import Any
 
 import attrs
+import jax
 import numpy as np
 
 from mtfc.backends.exact.check import Evaluation, measured
@@ -134,14 +136,11 @@ class ImportedNumpy(ExactNumpy):
         *arrays: Any,
     ) -> tuple[ExactArray, ...]:
         """Return what `ir/ops/calls.py: mapped_call` returns, over the field."""
-        import jax
-
-        struct: Any = jax.ShapeDtypeStruct
         given = [exact(self.field, x) for x in arrays]
         call = name, tuple(sizes), tuple(places), tuple(ranks)
         key = call, tuple((x.shape, x.dtype) for x in given)
         if key not in self.jaxprs:
-            structs = [struct(x.shape, x.dtype) for x in given]
+            structs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in given]
             self.jaxprs[key] = jax.make_jaxpr(partial(applied_call, *call))(*structs)
         return tuple(self.evaluation.run(self.jaxprs[key], given))
 
@@ -161,23 +160,17 @@ class ImportedEvaluation(Evaluation):
 
 def is_key(x: Any) -> bool:
     """Return True for an array of random keys."""
-    import jax
-
     dtype = getattr(x, "dtype", np.dtype(int))
     return not isinstance(dtype, np.dtype) and bool(jax.numpy.issubdtype(dtype, jax.dtypes.prng_key))
 
 
 def without_key(x: Any) -> Any:
     """Return the data of random keys; other values as they are."""
-    import jax
-
     return jax.random.key_data(x) if is_key(x) else x
 
 
 def with_key(x: Any, key: Any) -> Any:
     """Return random keys of an implementation from their data; for None, the value as it is."""
-    import jax
-
     return x if key is None else jax.random.wrap_key_data(jax.numpy.asarray(x), impl=key)
 
 
@@ -245,8 +238,6 @@ def _scan(run: JaxprOnField, eqn: Any, *operands: Any) -> list[Any]:
 
 def _stacked(run: JaxprOnField, parts: Operands, var: Any) -> Any:
     if parts and not isinstance(parts[0], ExactArray):
-        import jax
-
         return jax.numpy.stack(parts)
     return run.np.stack(parts) if parts else run.np.zeros(var.aval.shape, var.aval.dtype)
 
@@ -272,8 +263,6 @@ def _where(run: JaxprOnField, condition: ExactArray, x: Any, y: Any) -> Any:
         return x
     shape = (*condition.shape, *(1,) * (x.ndim - condition.ndim))
     if not isinstance(x, ExactArray):
-        import jax
-
         return jax.numpy.where(condition.values.reshape(shape), x, y)
     return applied("where", condition.reshape(shape), x, y)
 
@@ -318,8 +307,6 @@ FUNCTIONS_OF_JAX = {
 
 def own_function(eqn: Any) -> Any:
     """Return the jaxpr of the function that computes a primitive, if it is made of other primitives; else None."""
-    import jax
-
     function, params = getattr(eqn.primitive, "impl", None), dict(eqn.params)
     spread: Callable[[Operands], Any] = list
     if eqn.primitive.name in FUNCTIONS_OF_JAX:
@@ -329,13 +316,14 @@ def own_function(eqn: Any) -> Any:
         params["dtype"], spread = eqn.outvars[0].aval.dtype, lambda xs: jax.numpy.broadcast_arrays(*xs)
     if function is None or getattr(function, "func", function).__name__ == "apply_primitive":
         return None
-    struct: Any = jax.ShapeDtypeStruct
 
     def results(*operands: Any) -> Any:
         return jax.tree.leaves(function(*spread(operands), **params))
 
     try:
-        found = jax.make_jaxpr(results)(*(struct(v.aval.shape, v.aval.dtype) for v in eqn.invars))
+        found = jax.make_jaxpr(results)(
+            *(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars)
+        )
     except Exception:  # a library may compute its primitive by anything
         return None
     return None if f" {eqn.primitive.name}" in str(found) else found

@@ -36,14 +36,13 @@ from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Program, Value
 from mtfc.compiler.ir.loops import (
     TICKS,
+    NewLoop,
     carried,
     dim_of,
-    make_loop,
     map_regions,
     pairs,
     plain_loop,
     region_of,
-    sliced_type,
     with_operands,
 )
 from mtfc.compiler.ir.micro_batch_rule import (
@@ -155,7 +154,8 @@ class PipelinedLoop:
     def equations(self, build: Builder, eqn: Equation) -> list[Value]:
         """Append the equations of the pipeline, and return values for the results of the loop."""
         eqn = self._without_mixing(build, eqn)
-        ticks = TickLoop(build, Builder(Names(), eqn.span, eqn.stage), self.dims, bool(eqn.attrs["reverse"]))
+        inner = Builder(Names(), eqn.span, eqn.stage)
+        ticks = TickLoop(build, inner, self.dims.ticks, self.dims, bool(eqn.attrs["reverse"]))
         tick = ticks.tick()
         body = StageBody(self.dims, self.sums)
         given = [self._given(ticks, tick, operand, argument) for operand, argument in pairs(eqn)]
@@ -166,7 +166,7 @@ class PipelinedLoop:
             self._result(ticks, tick, result, output, updated.get(output.updates or ""))
             for result, output in zip(results, region_of(eqn).outputs, strict=True)
         ]
-        ticks.append(plain_loop(self.dims.ticks, ticks.inner, self.checkpoint))
+        ticks.finish(plain_loop(self.dims.ticks, ticks.inner, self.checkpoint))
         values = [each() for each in found]
         return [build.ordered(value, old.type.dims) for value, old in zip(values, eqn.results, strict=True)]
 
@@ -227,7 +227,7 @@ class PipelinedLoop:
             padded = ticks.outer(
                 "pad", cut, source=entering, target=dims.ticks, before=0, stride=1, value=value
             )
-            fed = ticks.sliced(operand.name, padded)
+            fed = ticks.argument(padded, "sliced", operand.name)
         else:
             fed = ticks.shared(operand.name, ordered)
             if argument.value in self.sums:
@@ -313,19 +313,16 @@ class PipelinedLoop:
 
 
 @attrs.define
-class TickLoop:
-    """Collects the arguments and outputs of the loop over ticks; `outer` builds around the loop, `inner` inside of it.
+class TickLoop(NewLoop):
+    """Collects the arguments and outputs of the loop over ticks.
 
-    shared, slices: outer value -> argument. carries: argument -> its outer start and its new value. owners: value of the body
-    that a carry stands for -> the carry. yields: outputs. results: the results of the loop, by name of the output.
+    shares: outer value -> argument. carries: argument -> its new value. owners: value of the body that a carry stands for -> the
+    carry. yields: outputs. results: the results of the loop, by name of the output.
     """
 
-    outer: Builder
-    inner: Builder
     dims: StageDims
     reverse: bool
     shares: dict[Value, Value] = attrs.field(factory=dict)
-    slices: list[tuple[Value, Value]] = attrs.field(factory=list)
     carries: dict[Value, Value | None] = attrs.field(factory=dict)
     owners: dict[Value, Value] = attrs.field(factory=dict)
     yields: list[Output] = attrs.field(factory=list)
@@ -341,7 +338,7 @@ class TickLoop:
 
     def tick(self) -> Tick:
         b, order = self.inner, self.order(self.inner)
-        number = self.sliced("tick", self.outer("range", dim=self.dims.ticks))
+        number = self.argument(self.outer("range", dim=self.dims.ticks), "sliced", "tick")
         micro = b("sub", number, order, name="micro")
         begun = b("ge", micro, b.constant(0, "i32"))
         active = b("and", begun, b("lt", micro, b.constant(self.dims.number, "i32")), name="active")
@@ -385,14 +382,8 @@ class TickLoop:
     def shared(self, name: str, value: Value) -> Value:
         """Return the argument for a value that all ticks share."""
         if value not in self.shares:
-            self.shares[value] = Value(self.inner.names.fresh(name), value.type)
+            self.shares[value] = self.argument(value, "invariant", name)
         return self.shares[value]
-
-    def sliced(self, name: str, value: Value) -> Value:
-        """Return the argument for a slice of a value along the ticks."""
-        argument = Value(self.inner.names.fresh(name), sliced_type(value.type, self.dims.ticks))
-        self.slices.append((value, argument))
-        return argument
 
     def carried(self, name: str, type: TensorType) -> Value:
         """Return a new carry, which starts as zeros."""
@@ -414,16 +405,10 @@ class TickLoop:
         self.yields.append(output)
         return lambda: self.results[output.name]
 
-    def append(self, like: Equation) -> None:
-        """Append the loop."""
-        given = [(self.outer.zeros(held.type), Argument(held, "carried")) for held in self.carries]
-        given += [(value, Argument(inside, "invariant")) for value, inside in self.shares.items()]
-        given += [(value, Argument(inside, "sliced")) for value, inside in self.slices]
-        outputs = [
-            Output(held.name, new or held, held.name) for held, new in self.carries.items()
-        ] + self.yields
-        arguments = tuple(argument for _, argument in given)
-        region = Function(TICKS, arguments, tuple(self.inner.body), tuple(outputs))
-        loop = make_loop(self.outer.names, region, [value for value, _ in given], like)
-        self.outer.append(loop)
-        self.results = dict(zip((o.name for o in outputs), loop.results, strict=True))
+    def finish(self, like: Equation) -> None:
+        """Append the loop, whose carries start as zeros."""
+        self.given += [(self.outer.zeros(held.type), Argument(held, "carried")) for held in self.carries]
+        carries = [Output(held.name, new or held, held.name) for held, new in self.carries.items()]
+        self.outputs = [*carries, *self.yields]
+        loop = self.append(TICKS, like)
+        self.results = dict(zip((o.name for o in self.outputs), loop.results, strict=True))

@@ -11,17 +11,15 @@ from collections.abc import Iterable, Mapping, Sequence
 import attrs
 
 from mtfc.compiler.ir.builder import Builder, Names
-from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Role, Value
+from mtfc.compiler.ir.core import Attr, Equation, Function, Output, Value
 from mtfc.compiler.ir.loops import (
+    NewLoop,
     carried,
     dim_of,
-    make_loop,
     pairs,
     region_of,
     results_of,
-    sliced_type,
     with_carries,
-    with_operands,
 )
 from mtfc.compiler.ir.micro_batch_rule import LISTS_OF_DIMS, cut_attributes, summed_group
 from mtfc.compiler.ir.opdef import BY_NAME
@@ -178,46 +176,32 @@ class StageBody:
         """
         region, stages = region_of(eqn), self.dims.stages
         varying = self._varying(region, given)
-        arguments, new = [], dict[Value, Value]()
-        inner = Builder(Names(), eqn.span, eqn.stage)
+        new, inner = dict[Value, Value](), Builder(Names(), eqn.span, eqn.stage)
+        loop = NewLoop(b, inner, dim)
         for argument, operand in zip(region.arguments, given, strict=True):
             if argument.role == "carried" and argument.value in varying:
                 operand = with_stages(b, operand, stages)
             role = argument.role if dim in operand.type.dims or argument.role == "carried" else "invariant"
-            type = sliced_type(operand.type, dim) if role == "sliced" else operand.type
-            new[argument.value] = Value(inner.names.fresh(argument.value.name), type)
-            arguments.append((operand, attrs.evolve(argument, value=new[argument.value], role=role)))
-        number = Value(inner.names.fresh(micro.name), micro.type)
-        arguments.append((micro, Argument(number, "invariant")))
+            new[argument.value] = loop.argument(operand, role, argument.value.name, argument.span)
+        number = loop.argument(micro, "invariant")
         if tick is not None:
-            arguments += self._read_layers(b, inner, region, new, tick)
+            self._read_layers(loop, region, new, tick)
         self._body(inner, region, new, number)
-        outputs = [self._output(inner, region, new, number, output) for output in region.outputs]
-        changed = Function(dim.name, (), tuple(inner.body), tuple(outputs))
-        like = attrs.evolve(eqn, attrs={**eqn.attrs, "dim": dim})
-        loop = with_operands(make_loop(b.names, changed, (), like), changed, arguments)
-        b.append(loop)
-        return [with_stages(b, each, stages) if stages in each.type.dims else each for each in loop.results]
+        loop.outputs += [self._output(inner, region, new, number, output) for output in region.outputs]
+        results = loop.append(dim.name, attrs.evolve(eqn, attrs={**eqn.attrs, "dim": dim})).results
+        return [with_stages(b, each, stages) if stages in each.type.dims else each for each in results]
 
-    def _read_layers(
-        self, b: Builder, inner: Builder, region: Function, new: dict[Value, Value], tick: Tick
-    ) -> list[tuple[Value, Argument]]:
+    def _read_layers(self, loop: NewLoop, region: Function, new: dict[Value, Value], tick: Tick) -> None:
         """Read the layers of each stage, at its chunk. An idle stage gives them no gradient.
 
-        Return the operands and arguments of what the loop needs for this. new: argument -> stack or slice; then -> layer.
+        new: argument -> stack or slice; then -> layer.
         """
-        stages, given = self.dims.stages, list[tuple[Value, Argument]]()
-
-        def argument(operand: Value, role: Role) -> Value:
-            type = sliced_type(operand.type, self.dims.inner) if role == "sliced" else operand.type
-            given.append((operand, Argument(Value(inner.names.fresh(operand.name), type), role)))
-            return given[-1][1].value
-
-        active, place = argument(tick.active, "invariant"), None
+        stages, b, inner = self.dims.stages, loop.outer, loop.inner
+        active, place = loop.argument(tick.active, "invariant"), None
         if tick.chunk is not None:
             first = b("mul", tick.chunk, b.constant(self.dims.inner.size, "i32"))
-            number = argument(b("range", dim=self.dims.inner), "sliced")
-            place = inner("add", argument(first, "invariant"), number)
+            number = loop.argument(b("range", dim=self.dims.inner), "sliced")
+            place = inner("add", loop.argument(first, "invariant"), number)
         for value in (a.value for a in region.arguments if a.role == "sliced"):
             if self.dims.batch in value.type.dims:
                 continue
@@ -225,7 +209,6 @@ class StageBody:
                 new[value] = inner("gather", new[value], place, dim=self.dims.rounds.held)
             if value.type.dtype in FLOATS:
                 new[value] = inner("mask_gradient", with_stages(inner, new[value], stages), active)
-        return given
 
     def _output(
         self, b: Builder, region: Function, new: Mapping[Value, Value], micro: Value, output: Output
