@@ -67,10 +67,6 @@ def _full_text(code: Code) -> str:
     return f"np.full({code.shape}, {literal(code.eqn.attrs['value'])}, {code.dtype})"
 
 
-def _range_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
-    return (TensorType("i32", (DIMENSION.of(attributes),)),)
-
-
 def _range(shard: Shard) -> Any:
     (dim,) = shard.eqn.result.type.names
     return shard.offset(dim) + shard.np.arange(shard.shape[0], dtype=shard.np.int32)
@@ -140,7 +136,7 @@ OPS = (
     creation(
         name="range",
         attributes=(DIMENSION,),
-        infer=_range_infer,
+        infer=lambda types, attributes: (TensorType("i32", (DIMENSION.of(attributes),)),),
         evaluate=_range,
         numpy=_everywhere,
         doc="0, 1, 2, ... along a dimension.",

@@ -238,10 +238,6 @@ def flipped_array(shard: Shard, x: Any) -> Any:
     return shard.np.flip(x, axis)
 
 
-def _flip_text(code: Code) -> str:
-    return f"np.flip({code.args[0]}, {code.axis(0, DIM_MOVED.of(code.eqn.attrs).name)})"
-
-
 # concat
 
 
@@ -312,7 +308,8 @@ OPS = (
     structural(
         name="flip", attributes=(DIM_MOVED,), infer=_shift_infer, layout_rule=_shift_rule,
         gradient=lambda b, e, g: (b("flip", g[0], dim=DIM_MOVED.of(e.attrs)),), evaluate=flipped_array,
-        numpy=_flip_text, doc="The elements of a dimension in reverse order.",
+        numpy=lambda code: f"np.flip({code.args[0]}, {code.axis(0, DIM_MOVED.of(code.eqn.attrs).name)})",
+        doc="The elements of a dimension in reverse order.",
         storage="kernel", traits=frozenset({"flip"}),
     ),
     structural(

@@ -132,10 +132,6 @@ def _number_text(draw: str) -> Callable[[Code], str]:
     return text
 
 
-def _bernoulli_text(code: Code) -> str:
-    return f"{_drawing(code, 'uniform')} < np.float32({literal(code.eqn.attrs['p'])})"
-
-
 def _drawn(shard: Shard, draw: Callable[..., Any], numbers: Sequence[Any]) -> Any:
     part, np = _drawn_part(shard.eqn), shard.np
     rank = len(part.dims)
@@ -192,7 +188,7 @@ OPS = (
         attributes=(DRAWN_DIMS, PROBABILITY, STREAM, DRAWN_AT),
         infer=_bernoulli_infer,
         evaluate=_bernoulli,
-        numpy=_bernoulli_text,
+        numpy=lambda code: f"{_drawing(code, 'uniform')} < np.float32({literal(code.eqn.attrs['p'])})",
         doc="Truth values that hold with probability p.",
     ),
     creation(
