@@ -86,40 +86,22 @@ class ExactResult:
         return not self.wrong
 
 
-@attrs.define
-class Tally:
-    """The counts of a comparison so far. judged: output -> the number of its elements with a meaning."""
+def summed_up(
+    counts: Sequence[tuple[str, int, int, int]], unsure: Mapping[str, int], computed: int, cut_loops: int
+) -> ExactResult:
+    """Return the result of a comparison.
 
-    wrong: dict[str, None] = attrs.field(factory=dict)
-    judged: dict[str, int] = attrs.field(factory=dict)
-    elements: int = 0
-    cut_loops: int = 0
-    unsure: Counter[str] = attrs.field(factory=Counter)
-
-    def add(self, output: str, elements: int, differ: int, unknown: int) -> None:
-        """Add an output: the number of its elements, of those that differ, and of those without a meaning."""
-        self.elements += elements
-        self.judged[output] = self.judged.get(output, 0) + elements - unknown
-        if differ:
-            self.wrong[output] = None
-
-    def count(self, unsure: Mapping[str, int], cut_loops: int) -> None:
-        """Add what a field has counted in one draw."""
-        self.unsure.update(unsure)
-        self.cut_loops += cut_loops
-
-    def result(self, computed: int) -> ExactResult:
-        not_judged = self.elements - sum(self.judged.values())
-        unjudged = tuple(output for output, number in self.judged.items() if not number)
-        return ExactResult(
-            tuple(self.wrong),
-            self.elements,
-            not_judged,
-            dict(self.unsure),
-            computed,
-            self.cut_loops,
-            unjudged,
-        )
+    counts: for each output in each draw its name, the number of its elements, of those that differ, and of those without a
+    meaning. The others are as in the result.
+    """
+    judged = Counter[str]()
+    for output, elements, _, unknown in counts:
+        judged[output] += elements - unknown
+    wrong = dict.fromkeys(output for output, _, differ, _ in counts if differ)
+    elements = sum(each for _, each, _, _ in counts)
+    not_judged = elements - judged.total()
+    unjudged = tuple(output for output, number in judged.items() if not number)
+    return ExactResult(tuple(wrong), elements, not_judged, dict(unsure), computed, cut_loops, unjudged)
 
 
 Compute = Callable[[Function, Arrays], Arrays]
@@ -183,9 +165,6 @@ class ExactReference:
 
         Raises `NotExact` if the module needs a function without a meaning in the field.
         """
-        if strange := next(filter(None, map(without_residues, functions)), None):
-            raise residues.NotExact(strange)
-        functions = [function for function in functions if "input" in FORMS[function.name].takes]
 
         def computing(field: PrimeField) -> Compute:
             module = loaded(text, field)
@@ -208,31 +187,31 @@ class ExactReference:
         compute: takes arguments by name, and functions of NumPy and of random numbers that compute on residues.
         Raises `NotExact`.
         """
-        function = self.functions[name][0]
-        if strange := without_residues(function):
-            raise residues.NotExact(strange)
 
         def computing(field: PrimeField) -> Compute:
             given = ExactNumpy(field), RandomNumbers(field)
             return lambda _, arguments: compute(_all_moved(arguments, field), *given)
 
-        return self._compared([function], computing)
+        return self._compared([self.functions[name][0]], computing)
 
     def _compared(
         self, functions: Sequence[Function], computing: Callable[[PrimeField], Compute]
     ) -> ExactResult:
-        tally = Tally()
+        if strange := next(filter(None, map(without_residues, functions)), None):
+            raise residues.NotExact(strange)
+        functions = [function for function in functions if "input" in FORMS[function.name].takes]
+        counts, unsure, cut_loops = list[tuple[str, int, int, int]](), Counter[str](), 0
         for draw in self.draws:
             compute = computing(field := self.field(draw))
             for function in functions:
                 arguments, expected = self.expected(function.name, draw)
                 for output, array in compute(function, arguments).items():
-                    counts = compared(array, expected[output])
-                    tally.add(f"{output} of {function.name}", expected[output].size, *counts)
-            tally.count(field.counts, field.cut_loops)
-        return tally.result(
-            len(self.draws) * sum(computed_elements(self.functions[f.name][0].body) for f in functions)
-        )
+                    known = expected[output]
+                    counts.append((f"{output} of {function.name}", known.size, *compared(array, known)))
+            unsure.update(field.counts)
+            cut_loops += field.cut_loops
+        computed = sum(computed_elements(self.functions[f.name][0].body) for f in functions)
+        return summed_up(counts, unsure, len(self.draws) * computed, cut_loops)
 
     def wrong_gradients(self) -> tuple[str, ...]:
         """Return the arguments whose gradients the undistributed program computes wrongly, by forward mode."""
