@@ -175,10 +175,11 @@ class StageBody:
         tick: of the loop over the layers of a stage, which reads them from stacks.
         """
         region, stages = region_of(eqn), self.dims.stages
-        varying = self._varying(region, given)
+        given_to = [*zip(given, region.arguments, strict=True)]
+        varying = self._varying(region, {a.value for v, a in given_to if stages in v.type.dims})
         new, inner = dict[Value, Value](), Builder(Names(), eqn.span, eqn.stage)
         loop = NewLoop(b, inner, dim)
-        for argument, operand in zip(region.arguments, given, strict=True):
+        for operand, argument in given_to:
             if argument.role == "carried" and argument.value in varying:
                 operand = with_stages(b, operand, stages)
             role = argument.role if dim in operand.type.dims or argument.role == "carried" else "invariant"
@@ -223,16 +224,10 @@ class StageBody:
             value = with_stages(b, value, self.dims.stages)
         return attrs.evolve(output, value=b.ordered(value, new[carry].type.dims), updates=new[carry].name)
 
-    def _varying(self, region: Function, given: Sequence[Value]) -> set[Value]:
-        """Return the values of a region, without those of inner regions, that differ between stages."""
-        arguments = {
-            argument.value
-            for argument, operand in zip(region.arguments, given, strict=True)
-            if self.dims.stages in operand.type.dims or argument.value in self.sums
-        }
-        return self._closure(region, arguments)
+    def _varying(self, region: Function, known: set[Value]) -> set[Value]:
+        """Return the values of a region, without those of inner regions, that differ between stages. known: arguments."""
+        arguments = known | self.sums.intersection(a.value for a in region.arguments)
 
-    def _closure(self, region: Function, arguments: set[Value]) -> set[Value]:
         def inside(given: set[Value]) -> set[Value]:
             found = set(given)
             for eqn in region.body:
@@ -247,7 +242,7 @@ class StageBody:
             varies = is_drawn or not known.isdisjoint(eqn.operands) or not self.sums.isdisjoint(eqn.results)
             return eqn.results if varies else ()
         region = region_of(eqn)
-        inside = self._closure(region, {a.value for v, a in pairs(eqn) if v in known or a.value in self.sums})
+        inside = self._varying(region, {a.value for v, a in pairs(eqn) if v in known})
         return results_of(eqn, inside)
 
     def _body(self, b: Builder, region: Function, new: dict[Value, Value], micro: Value) -> None:
@@ -299,10 +294,9 @@ class StageBody:
 
     def _alike(self, b: Builder, eqn: Equation, operands: Sequence[Value]) -> list[Value]:
         """Give all operands the dimension `stages`, unless the op broadcasts them by itself."""
-        if has_trait(eqn, "dot"):
-            return list(operands)
         is_elementwise = OPS[eqn.op].layout_rule(eqn) is BY_NAME and not has_trait(eqn, "random")
         wanted = {self.dims.stages, *self.dims.one(eqn.results[0].type.dims)}
-        if is_elementwise and any({*value.type.dims} == wanted for value in operands):
+        is_whole = any({*value.type.dims} == wanted for value in operands)
+        if has_trait(eqn, "dot") or (is_elementwise and is_whole):
             return list(operands)
         return [with_stages(b, value, self.dims.stages) for value in operands]
