@@ -13,9 +13,7 @@ from functools import partial, reduce
 from typing import Any
 
 import attrs
-import jax
 import numpy as np
-from jax.extend import core
 
 from mtfc.backends.exact.namespace import Elementwise, ExactNumpy
 from mtfc.backends.exact.prime_field import PrimeField
@@ -63,6 +61,9 @@ class Evaluator(ABC):
 
     def of_scalars(self, jaxpr: Any, consts: Sequence[Any], operands: Operands) -> list[Any]:
         """Apply a jaxpr for scalars to each element of arrays."""
+        import jax
+        from jax.extend import core
+
         shape, flat = operands[0].shape, [x.reshape(-1) for x in operands]
         closed = jaxpr if hasattr(jaxpr, "jaxpr") else core.ClosedJaxpr(jaxpr, consts)
         structs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in flat]
@@ -171,6 +172,8 @@ def _gather(run: Evaluator, eqn: Any, x: ExactArray, indices: ExactArray) -> Exa
 
 def _targets(eqn: Any, table: ExactArray, indices: ExactArray, updates: ExactArray) -> Any:
     """Return the position in the table of each element of the updates, and -1 for those outside: a gather of positions."""
+    import jax
+
     numbers, window = (
         eqn.params["dimension_numbers"],
         iter(eqn.params["dimension_numbers"].update_window_dims),

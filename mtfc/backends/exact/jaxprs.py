@@ -17,7 +17,6 @@ from math import prod
 from typing import Any
 
 import attrs
-import jax
 import numpy as np
 
 from mtfc.backends.exact.check import Evaluation, measured
@@ -136,6 +135,8 @@ class ImportedNumpy(ExactNumpy):
         *arrays: Any,
     ) -> tuple[ExactArray, ...]:
         """Return what `ir/ops/calls.py: mapped_call` returns, over the field."""
+        import jax
+
         given = [exact(self.field, x) for x in arrays]
         call = name, tuple(sizes), tuple(places), tuple(ranks)
         key = call, tuple((x.shape, x.dtype) for x in given)
@@ -160,17 +161,23 @@ class ImportedEvaluation(Evaluation):
 
 def is_key(x: Any) -> bool:
     """Return True for an array of random keys."""
+    import jax
+
     dtype = getattr(x, "dtype", np.dtype(int))
     return not isinstance(dtype, np.dtype) and bool(jax.numpy.issubdtype(dtype, jax.dtypes.prng_key))
 
 
 def without_key(x: Any) -> Any:
     """Return the data of random keys; other values as they are."""
+    import jax
+
     return jax.random.key_data(x) if is_key(x) else x
 
 
 def with_key(x: Any, key: Any) -> Any:
     """Return random keys of an implementation from their data; for None, the value as it is."""
+    import jax
+
     return x if key is None else jax.random.wrap_key_data(jax.numpy.asarray(x), impl=key)
 
 
@@ -237,6 +244,8 @@ def _scan(run: JaxprOnField, eqn: Any, *operands: Any) -> list[Any]:
 
 
 def _stacked(run: JaxprOnField, parts: Operands, var: Any) -> Any:
+    import jax
+
     if parts and not isinstance(parts[0], ExactArray):
         return jax.numpy.stack(parts)
     return run.np.stack(parts) if parts else run.np.zeros(var.aval.shape, var.aval.dtype)
@@ -259,6 +268,8 @@ def _while(run: JaxprOnField, eqn: Any, *operands: Any) -> list[Any]:
 
 def _where(run: JaxprOnField, condition: ExactArray, x: Any, y: Any) -> Any:
     """Return x where a condition holds for the first axes, and y elsewhere."""
+    import jax
+
     if condition.values.all():
         return x
     shape = (*condition.shape, *(1,) * (x.ndim - condition.ndim))
@@ -307,6 +318,8 @@ FUNCTIONS_OF_JAX = {
 
 def own_function(eqn: Any) -> Any:
     """Return the jaxpr of the function that computes a primitive, if it is made of other primitives; else None."""
+    import jax
+
     function, params = getattr(eqn.primitive, "impl", None), dict(eqn.params)
     spread: Callable[[Operands], Any] = list
     if eqn.primitive.name in FUNCTIONS_OF_JAX:
