@@ -101,6 +101,18 @@ def interpret(
     return {output.name: assemble(known[output.value]) for output in function.outputs}
 
 
+def values_of(
+    body: Iterable[Equation], given: Mapping[Value, Array], evaluate: Evaluation, arrays: Any, longest: int
+) -> dict[Value, Array]:
+    """Return given values and those that equations compute of them, without distribution.
+
+    arrays: NumPy, or its functions on other arrays. longest: the iterations after which a loop that only data ends is left.
+    """
+    known = {value: Shards(ONE_PROCESSOR, value.type, (x,)) for value, x in given.items()}
+    _Execution(ONE_PROCESSOR, None, evaluate, arrays, longest).run(body, known)
+    return {value: shards.arrays[0] for value, shards in known.items()}
+
+
 def distribute(array: Array, type: TensorType, mesh: Mesh) -> Shards:
     """Place a global array as `type` says. A pending value is complete on one processor of each group."""
     if array.shape != tuple(dim.size for dim in type.dims):
@@ -174,11 +186,13 @@ def _communicates(eqn: Equation) -> bool:
 
 @attrs.frozen
 class _Execution:
-    """Executes equations of one function: see `interpret`."""
+    """Executes equations of one function: see `interpret` and `values_of`."""
 
     mesh: Mesh
     observer: Observer | None
     evaluate: Evaluation
+    arrays: Any = np
+    longest: int = maxsize
 
     def run(self, body: Iterable[Equation], known: Known) -> None:
         """Add the equations' results to `known`."""
@@ -204,7 +218,7 @@ class _Execution:
             a.value: _placed(known[v], v.type.split_by(a.layout or {}, a.value.type.pending))
             for v, a in pairs(eqn)
         }
-        order = range(maxsize if is_unbounded(eqn) else dim.size)[:: -1 if eqn.attrs["reverse"] else 1]
+        order = range(self.longest if is_unbounded(eqn) else dim.size)[:: -1 if eqn.attrs["reverse"] else 1]
         yielded: dict[str, list[Shards]] = {o.name: [] for o in region.outputs if o.updates is None}
         going = {argument.value.name: argument.value for argument in carried(region)}
         if observer and not _goes_on(eqn, state):
@@ -214,7 +228,7 @@ class _Execution:
             if not _goes_on(eqn, state):
                 break
             inside = {
-                a.value: _slice(state[a.value], dim, index) if a.role == "sliced" else state[a.value]
+                a.value: self._slice(state[a.value], dim, index) if a.role == "sliced" else state[a.value]
                 for a in region.arguments
             }
             if observer:
@@ -231,9 +245,24 @@ class _Execution:
         return tuple(
             state[going[output.updates]]
             if output.updates is not None
-            else _stack(yielded[output.name], order, result.type, dim, self.mesh)
+            else self._stack(yielded[output.name], order, result.type, dim)
             for output, result in zip(region.outputs, eqn.results, strict=True)
         )
+
+    def _slice(self, shards: Shards, dim: Dim, index: int) -> Shards:
+        position = (slice(None),) * shards.type.dims.index(dim) + (index,)
+        parts = tuple(self.arrays.asarray(array[position]) for array in shards.arrays)
+        return Shards(shards.mesh, sliced_type(shards.type, dim), parts)
+
+    def _stack(self, parts: list[Shards], order: range, type: TensorType, dim: Dim) -> Shards:
+        """Stack the values that iterations yielded, by index and not in the order of execution; zeros where none ran."""
+        mesh, by_index = self.mesh, dict(zip(order, parts, strict=False))
+        if len(parts) < len(order):
+            each = sliced_type(type, dim)
+            blank = self.arrays.zeros(each.local_shape(mesh), numpy_dtype(np, each.local_dtype))
+            by_index |= {i: Shards(mesh, each, (blank,) * len(processors(mesh))) for i in order[len(parts) :]}
+        slices = zip(*(by_index[i].arrays for i in sorted(by_index)), strict=True)
+        return Shards(mesh, type, tuple(map(self.arrays.stack, slices)))
 
     def _evaluated(self, eqn: Equation, known: Known) -> tuple[Shards, ...]:
         mesh, evaluate = self.mesh, self.evaluate
@@ -245,7 +274,7 @@ class _Execution:
         for place, *arrays in zip(processors(mesh), *operands, strict=True):
             shard = Shard(np, random_numbers, eqn, wanted[0][0], partial(_offset, eqn, place, mesh))
             results = _with_terms(eqn, arrays, shard, evaluate) if has_terms else evaluate(shard, *arrays)
-            found.append(tuple(map(np.asarray, results if len(eqn.results) > 1 else (results,))))
+            found.append(tuple(map(self.arrays.asarray, results if len(eqn.results) > 1 else (results,))))
             _check_results(eqn, found[-1], wanted)
         return tuple(
             Shards(mesh, v.type, tuple(each[i] for each in found)) for i, v in enumerate(eqn.results)
@@ -254,7 +283,10 @@ class _Execution:
 
 def _goes_on(eqn: Equation, state: Mapping[Value, Shards]) -> bool:
     """Return False if the loop's condition does not hold. Raises `Disagreement` if processors disagree."""
-    return not has_condition(eqn) or bool(assemble(state[region_of(eqn).arguments[0].value]))
+    if not has_condition(eqn):
+        return True
+    condition = state[region_of(eqn).arguments[0].value]
+    return bool(condition.arrays[0].all() if condition.mesh == ONE_PROCESSOR else assemble(condition))
 
 
 def _observe_arguments(eqn: Equation, index: int, is_first: bool, observer: Observer) -> None:
@@ -285,24 +317,6 @@ def _placed(shards: Shards, type: TensorType) -> Shards:
         if shards.type == type or shards.mesh == ONE_PROCESSOR
         else distribute(assemble(shards), type, shards.mesh)
     )
-
-
-def _slice(shards: Shards, dim: Dim, index: int) -> Shards:
-    axis = shards.type.dims.index(dim)
-    position = (slice(None),) * axis + (index,)
-    arrays = tuple(np.asarray(array[position]) for array in shards.arrays)
-    return Shards(shards.mesh, sliced_type(shards.type, dim), arrays)
-
-
-def _stack(parts: list[Shards], order: range, type: TensorType, dim: Dim, mesh: Mesh) -> Shards:
-    """Stack the values that iterations yielded, by index and not in the order of execution; zeros where none ran."""
-    by_index = dict(zip(order, parts, strict=False))
-    if len(parts) < len(order):
-        each = sliced_type(type, dim)
-        blank = np.zeros(each.local_shape(mesh), numpy_dtype(np, each.local_dtype))
-        by_index |= {i: Shards(mesh, each, (blank,) * len(processors(mesh))) for i in order[len(parts) :]}
-    slices = zip(*(by_index[i].arrays for i in sorted(by_index)), strict=True)
-    return Shards(mesh, type, tuple(np.stack(arrays) for arrays in slices))
 
 
 def _offset(eqn: Equation, place: Coordinates, mesh: Mesh, dim: str) -> int:

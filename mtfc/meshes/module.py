@@ -30,6 +30,7 @@ from mtfc.backends.common.prelude import bound_to, definitions, prelude
 from mtfc.backends.jax import backend as jax
 from mtfc.backends.numpy import backend as numpy
 from mtfc.compiler.ir.core import Function, Output, Program
+from mtfc.compiler.ir.opdef import in_jax
 from mtfc.compiler.ir.types import Mesh, TensorType
 from mtfc.meshes.multi_mesh_cost import travels
 from mtfc.meshes.multi_mesh_program import LoweredFunction, LoweredSegment, MeshPlace, MultiMeshProgram
@@ -195,7 +196,7 @@ class _JaxModule(_Module):
 
     def of_prelude(self, source: str) -> str:
         shared = {*definitions(jax.ATTENTION[:1]).values()}
-        return jax.in_jax(source) if source in shared else source
+        return in_jax(source) if source in shared else source
 
     def initial(self, signature: str, table: str, doc: str, entries: list[tuple[str, str]]) -> str:
         """Return functions that make the arrays of the first step, on each device only its own part."""

@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from random import Random
+from typing import Any
 
 import attrs
 
 from mtfc.backends.exact.check import Evaluation, ExactReference
 from mtfc.backends.exact.prime_field import PrimeField
 from mtfc.backends.exact.residues import ExactArray
-from mtfc.compiler.ir.core import Attr, Equation, Function, Value
+from mtfc.compiler.ir.core import Attr, Equation, Function, Value, walk
 from mtfc.compiler.ir.loops import pairs, region_of
-from mtfc.compiler.ir.opdef import OpError, form_error
+from mtfc.compiler.ir.opdef import OpError, Shard, form_error
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.types import FLOATS
 from tests.mutants.reasons import CAUGHT, MISSED
@@ -174,10 +175,20 @@ class Recorder(Evaluation):
         super().__init__(field)
         self.seen: dict[Value, list[ExactArray]] = {}
 
-    def results(self, eqn: Equation, known: Mapping[Value, ExactArray]) -> Sequence[ExactArray]:
-        found = super().results(eqn, known)
-        for value, x in zip(eqn.results, found, strict=True):
+    def __call__(self, shard: Shard, *arrays: ExactArray) -> Any:
+        found = super().__call__(shard, *arrays)
+        for value, x in zip(shard.eqn.results, found if isinstance(found, tuple) else (found,), strict=True):
             self.seen.setdefault(value, []).append(x)
+        return found
+
+    def values(self, body: Iterable[Equation], given: Mapping[Value, ExactArray]) -> dict[Value, ExactArray]:
+        """Keep the results of loops, too; of loops in loops, the values in each iteration that they come from."""
+        body = tuple(body)
+        found = super().values(body, given)
+        for eqn in (each for each in walk(body) if each.regions):
+            for value, output in zip(eqn.results, region_of(eqn).outputs, strict=True):
+                known = [found[value]] if value in found else self.seen.get(output.value, [])
+                self.seen[value] = known
         return found
 
 
@@ -243,7 +254,7 @@ class GradientBench:
         for eqn in (*new, *self.function.body[self.function.body.index(old) + 1 :]):
             if eqn not in new and changed.isdisjoint(eqn.operands):
                 continue
-            recorder.execute([eqn], known)
+            known |= recorder.values([eqn], {value: known[value] for value in eqn.operands})
             right = draw.known
             changed.update(v for v in eqn.results if v not in right or not same(known[v], right[v]))
         return known, recorder.seen
@@ -307,7 +318,7 @@ def _draw(reference: ExactReference, function: Function, number: int) -> Draw:
     recorder = Recorder(reference.field(number))
     field = reference.field(number)
     known = {a.value: reference.drawn(a, field, number, "gradients") for a in function.arguments}
-    recorder.execute(function.body, known)
+    known = recorder.values(function.body, known)
     return Draw(number, known, recorder.seen)
 
 

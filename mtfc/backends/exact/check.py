@@ -26,12 +26,13 @@ from mtfc.backends.exact import residues
 from mtfc.backends.exact.namespace import ExactNumpy
 from mtfc.backends.exact.prime_field import PRIMES, PrimeField
 from mtfc.backends.exact.residues import INFINITY, POISON, ExactArray
+from mtfc.backends.interpreter import meaning, values_of
 from mtfc.backends.numpy import backend
 from mtfc.compiler.ir.attributes import INTEGER_RANGE
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Value, walk
-from mtfc.compiler.ir.loops import carried, dim_of, has_condition, is_unbounded, pairs, region_of
+from mtfc.compiler.ir.loops import dim_of
 from mtfc.compiler.ir.opdef import Shard
-from mtfc.compiler.ir.ops import OPS, has_trait
+from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.elementwise import numpy_dtype
 from mtfc.compiler.ir.training_flag import bound
 from mtfc.compiler.ir.types import FLOATS
@@ -85,40 +86,22 @@ class ExactResult:
         return not self.wrong
 
 
-@attrs.define
-class Tally:
-    """The counts of a comparison so far. judged: output -> the number of its elements with a meaning."""
+def summed_up(
+    counts: Sequence[tuple[str, int, int, int]], unsure: Mapping[str, int], computed: int, cut_loops: int
+) -> ExactResult:
+    """Return the result of a comparison.
 
-    wrong: dict[str, None] = attrs.field(factory=dict)
-    judged: dict[str, int] = attrs.field(factory=dict)
-    elements: int = 0
-    cut_loops: int = 0
-    unsure: Counter[str] = attrs.field(factory=Counter)
-
-    def add(self, output: str, elements: int, differ: int, unknown: int) -> None:
-        """Add an output: the number of its elements, of those that differ, and of those without a meaning."""
-        self.elements += elements
-        self.judged[output] = self.judged.get(output, 0) + elements - unknown
-        if differ:
-            self.wrong[output] = None
-
-    def count(self, unsure: Mapping[str, int], cut_loops: int) -> None:
-        """Add what a field has counted in one draw."""
-        self.unsure.update(unsure)
-        self.cut_loops += cut_loops
-
-    def result(self, computed: int) -> ExactResult:
-        not_judged = self.elements - sum(self.judged.values())
-        unjudged = tuple(output for output, number in self.judged.items() if not number)
-        return ExactResult(
-            tuple(self.wrong),
-            self.elements,
-            not_judged,
-            dict(self.unsure),
-            computed,
-            self.cut_loops,
-            unjudged,
-        )
+    counts: for each output in each draw its name, the number of its elements, of those that differ, and of those without a
+    meaning. The others are as in the result.
+    """
+    judged = Counter[str]()
+    for output, elements, _, unknown in counts:
+        judged[output] += elements - unknown
+    wrong = dict.fromkeys(output for output, _, differ, _ in counts if differ)
+    elements = sum(each for _, each, _, _ in counts)
+    not_judged = elements - judged.total()
+    unjudged = tuple(output for output, number in judged.items() if not number)
+    return ExactResult(tuple(wrong), elements, not_judged, dict(unsure), computed, cut_loops, unjudged)
 
 
 Compute = Callable[[Function, Arrays], Arrays]
@@ -182,9 +165,6 @@ class ExactReference:
 
         Raises `NotExact` if the module needs a function without a meaning in the field.
         """
-        if strange := next(filter(None, map(without_residues, functions)), None):
-            raise residues.NotExact(strange)
-        functions = [function for function in functions if "input" in FORMS[function.name].takes]
 
         def computing(field: PrimeField) -> Compute:
             module = loaded(text, field)
@@ -207,31 +187,31 @@ class ExactReference:
         compute: takes arguments by name, and functions of NumPy and of random numbers that compute on residues.
         Raises `NotExact`.
         """
-        function = self.functions[name][0]
-        if strange := without_residues(function):
-            raise residues.NotExact(strange)
 
         def computing(field: PrimeField) -> Compute:
             given = ExactNumpy(field), RandomNumbers(field)
             return lambda _, arguments: compute(_all_moved(arguments, field), *given)
 
-        return self._compared([function], computing)
+        return self._compared([self.functions[name][0]], computing)
 
     def _compared(
         self, functions: Sequence[Function], computing: Callable[[PrimeField], Compute]
     ) -> ExactResult:
-        tally = Tally()
+        if strange := next(filter(None, map(without_residues, functions)), None):
+            raise residues.NotExact(strange)
+        functions = [function for function in functions if "input" in FORMS[function.name].takes]
+        counts, unsure, cut_loops = list[tuple[str, int, int, int]](), Counter[str](), 0
         for draw in self.draws:
             compute = computing(field := self.field(draw))
             for function in functions:
                 arguments, expected = self.expected(function.name, draw)
                 for output, array in compute(function, arguments).items():
-                    counts = compared(array, expected[output])
-                    tally.add(f"{output} of {function.name}", expected[output].size, *counts)
-            tally.count(field.counts, field.cut_loops)
-        return tally.result(
-            len(self.draws) * sum(computed_elements(self.functions[f.name][0].body) for f in functions)
-        )
+                    known = expected[output]
+                    counts.append((f"{output} of {function.name}", known.size, *compared(array, known)))
+            unsure.update(field.counts)
+            cut_loops += field.cut_loops
+        computed = sum(computed_elements(self.functions[f.name][0].body) for f in functions)
+        return summed_up(counts, unsure, len(self.draws) * computed, cut_loops)
 
     def wrong_gradients(self) -> tuple[str, ...]:
         """Return the arguments whose gradients the undistributed program computes wrongly, by forward mode."""
@@ -286,12 +266,12 @@ class ExactReference:
 
     def _forward_mode(self, directions: Mapping[str, Any], draw: int) -> tuple[np.uint64, bool]:
         arguments, field = self.expected("gradients", draw)[0], self.field(draw)
-        known, forward = {}, self._forward
+        given, forward = {}, self._forward
         for value in (argument.value for argument in forward.arguments):
-            known[value] = _moved(arguments[value.name], field)
-            known[value].tangent = directions.get(value.name)
+            given[value] = _moved(arguments[value.name], field)
+            given[value].tangent = directions.get(value.name)
         evaluation = Watched(field)
-        evaluation.execute(forward.body, known)
+        known = evaluation.values(forward.body, given)
         change = np.uint64(0)
         for output in seeded(self.program, forward):
             y = known[output.value].residues()
@@ -452,15 +432,8 @@ def _all_moved(arrays: Arrays, field: PrimeField) -> Arrays:
 # The undistributed program
 
 
-def evaluated(function: Function, arguments: Arrays, evaluation: Evaluation) -> dict[str, ExactArray]:
-    """Return the outputs of a function that is not distributed, op by op."""
-    known = {argument.value: arguments[argument.value.name] for argument in function.arguments}
-    evaluation.execute(function.body, known)
-    return {output.name: known[output.value] for output in function.outputs}
-
-
 class Evaluation:
-    """The evaluation of equations that are not distributed, over a field."""
+    """The meaning of equations that are not distributed, over a field."""
 
     longest = ITERATIONS
     """The number of iterations after which a loop that only data ends is left."""
@@ -468,51 +441,21 @@ class Evaluation:
     def __init__(self, field: PrimeField) -> None:
         self.np, self.random = ExactNumpy(field), RandomNumbers(field)
 
-    def execute(self, body: Iterable[Equation], known: dict[Value, ExactArray]) -> None:
-        """Add the results of equations to the known values."""
-        for eqn in body:
-            known.update(zip(eqn.results, self.results(eqn, known), strict=True))
-
-    def results(self, eqn: Equation, known: Mapping[Value, ExactArray]) -> Sequence[ExactArray]:
+    def __call__(self, shard: Shard, *arrays: ExactArray) -> Any:
         """Return the results of one equation."""
-        if eqn.regions:
-            return self._iterated(eqn, known)
-        shape = tuple(dim.size for dim in eqn.results[0].type.dims)
-        shard = Shard(self.np, self.random, eqn, shape, lambda dim: 0)
-        found = OPS[eqn.op].evaluate(shard, *(known[value] for value in eqn.operands))
-        if has_trait(eqn, "stop_gradient"):
-            found = _moved(found, self.np.field)
-        return found if isinstance(found, tuple) else (found,)
+        found = meaning(attrs.evolve(shard, np=self.np, random=self.random), *arrays)
+        return _moved(found, self.np.field) if has_trait(shard.eqn, "stop_gradient") else found
 
-    def _iterated(self, eqn: Equation, known: Mapping[Value, ExactArray]) -> Sequence[ExactArray]:
-        """Return a loop's results, by executing its region once for each index."""
-        region, dim = region_of(eqn), dim_of(eqn)
-        trips = range(self.longest if is_unbounded(eqn) else dim.size)
-        order = trips[::-1] if eqn.attrs["reverse"] else trips
-        state = {argument.value: known[value] for value, argument in pairs(eqn)}
-        sliced = {a.value: v.type.dims.index(dim) for v, a in pairs(eqn) if a.role == "sliced"}
-        going = {a.value.name: a.value for a in carried(region)}
-        yielded: dict[str, list[ExactArray]] = {output.name: [] for output in region.outputs}
-        for index in order:
-            if has_condition(eqn) and not state[region.arguments[0].value].all():
-                break
-            inside = {v: x.take(index, sliced[v]) if v in sliced else x for v, x in state.items()}
-            self.execute(region.body, inside)
-            for output in region.outputs:
-                yielded[output.name].append(inside[output.value])
-            state |= {going[o.updates]: inside[o.value] for o in region.outputs if o.updates is not None}
-        results = []
-        for output, result in zip(region.outputs, eqn.results, strict=True):
-            parts = yielded[output.name]
-            if output.updates is not None:
-                results.append(state[going[output.updates]])
-            else:
-                type = output.value.type
-                shape = tuple(each.size for each in type.dims)
-                parts += [self.np.zeros(shape, numpy_dtype(np, type.dtype))] * (dim.size - len(parts))
-                ordered = parts[::-1] if eqn.attrs["reverse"] else parts
-                results.append(self.np.stack(ordered, result.type.dims.index(dim)))
-        return results
+    def values(self, body: Iterable[Equation], given: Mapping[Value, ExactArray]) -> dict[Value, ExactArray]:
+        """Return given values and those that equations compute of them."""
+        return values_of(body, given, self, self.np, self.longest)
+
+
+def evaluated(function: Function, arguments: Arrays, evaluation: Evaluation) -> dict[str, ExactArray]:
+    """Return the outputs of a function that is not distributed, op by op."""
+    given = {argument.value: arguments[argument.value.name] for argument in function.arguments}
+    known = evaluation.values(function.body, given)
+    return {output.name: known[output.value] for output in function.outputs}
 
 
 class Watched(Evaluation):
@@ -520,11 +463,9 @@ class Watched(Evaluation):
 
     is_defined = True
 
-    def results(self, eqn: Equation, known: Mapping[Value, ExactArray]) -> Sequence[ExactArray]:
-        found = super().results(eqn, known)
-        self.is_defined = self.is_defined and not any(map(_has_poison, found))
+    def __call__(self, shard: Shard, *arrays: ExactArray) -> Any:
+        found = super().__call__(shard, *arrays)
+        results = found if isinstance(found, tuple) else (found,)
+        is_poisoned = any(x.has_special and (x.values == POISON).any() for x in results)
+        self.is_defined = self.is_defined and not is_poisoned
         return found
-
-
-def _has_poison(x: ExactArray) -> bool:
-    return x.has_special and bool((x.values == POISON).any())

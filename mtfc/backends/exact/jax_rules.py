@@ -1,3 +1,4 @@
+# mypy: allow-untyped-calls
 """Rules of JAX's primitives over a finite field, for arrays whose axes have places and no names: see `jaxprs.py`.
 
 Primitives that move elements are JAX's own: they run on the positions of the elements, and NumPy takes the residues from there.
@@ -61,15 +62,12 @@ class Evaluator(ABC):
     def of_scalars(self, jaxpr: Any, consts: Sequence[Any], operands: Operands) -> list[Any]:
         """Apply a jaxpr for scalars to each element of arrays."""
         import jax
-
-        shape, flat = operands[0].shape, [x.reshape(-1) for x in operands]
         from jax.extend import core
 
-        extend: Any = core
-        closed = jaxpr if hasattr(jaxpr, "jaxpr") else extend.ClosedJaxpr(jaxpr, consts)
-        struct: Any = jax.ShapeDtypeStruct
-        structs = [struct(x.shape, x.dtype) for x in flat]
-        mapped = jax.make_jaxpr(jax.vmap(extend.jaxpr_as_fun(closed)))(*structs)
+        shape, flat = operands[0].shape, [x.reshape(-1) for x in operands]
+        closed = jaxpr if hasattr(jaxpr, "jaxpr") else core.ClosedJaxpr(jaxpr, consts)
+        structs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in flat]
+        mapped = jax.make_jaxpr(jax.vmap(core.jaxpr_as_fun(closed)))(*structs)
         return [x.reshape(shape) for x in self.run(mapped, flat)]
 
 

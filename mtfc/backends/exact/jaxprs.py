@@ -1,3 +1,4 @@
+# mypy: allow-untyped-calls
 """An interpreter of jaxprs over a finite field: the independent side of the check of an import.
 
 It takes the user's jaxpr as it is, with residues for floats, and with axes by position. It knows nothing of dimensions, factors
@@ -136,12 +137,11 @@ class ImportedNumpy(ExactNumpy):
         """Return what `ir/ops/calls.py: mapped_call` returns, over the field."""
         import jax
 
-        struct: Any = jax.ShapeDtypeStruct
         given = [exact(self.field, x) for x in arrays]
         call = name, tuple(sizes), tuple(places), tuple(ranks)
         key = call, tuple((x.shape, x.dtype) for x in given)
         if key not in self.jaxprs:
-            structs = [struct(x.shape, x.dtype) for x in given]
+            structs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in given]
             self.jaxprs[key] = jax.make_jaxpr(partial(applied_call, *call))(*structs)
         return tuple(self.evaluation.run(self.jaxprs[key], given))
 
@@ -244,9 +244,9 @@ def _scan(run: JaxprOnField, eqn: Any, *operands: Any) -> list[Any]:
 
 
 def _stacked(run: JaxprOnField, parts: Operands, var: Any) -> Any:
-    if parts and not isinstance(parts[0], ExactArray):
-        import jax
+    import jax
 
+    if parts and not isinstance(parts[0], ExactArray):
         return jax.numpy.stack(parts)
     return run.np.stack(parts) if parts else run.np.zeros(var.aval.shape, var.aval.dtype)
 
@@ -268,12 +268,12 @@ def _while(run: JaxprOnField, eqn: Any, *operands: Any) -> list[Any]:
 
 def _where(run: JaxprOnField, condition: ExactArray, x: Any, y: Any) -> Any:
     """Return x where a condition holds for the first axes, and y elsewhere."""
+    import jax
+
     if condition.values.all():
         return x
     shape = (*condition.shape, *(1,) * (x.ndim - condition.ndim))
     if not isinstance(x, ExactArray):
-        import jax
-
         return jax.numpy.where(condition.values.reshape(shape), x, y)
     return applied("where", condition.reshape(shape), x, y)
 
@@ -329,13 +329,14 @@ def own_function(eqn: Any) -> Any:
         params["dtype"], spread = eqn.outvars[0].aval.dtype, lambda xs: jax.numpy.broadcast_arrays(*xs)
     if function is None or getattr(function, "func", function).__name__ == "apply_primitive":
         return None
-    struct: Any = jax.ShapeDtypeStruct
 
     def results(*operands: Any) -> Any:
         return jax.tree.leaves(function(*spread(operands), **params))
 
     try:
-        found = jax.make_jaxpr(results)(*(struct(v.aval.shape, v.aval.dtype) for v in eqn.invars))
+        found = jax.make_jaxpr(results)(
+            *(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars)
+        )
     except Exception:  # a library may compute its primitive by anything
         return None
     return None if f" {eqn.primitive.name}" in str(found) else found

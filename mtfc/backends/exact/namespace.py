@@ -23,8 +23,8 @@ from mtfc.backends.exact.residues import (
     ExactArray,
     NotExact,
     applied,
+    combined,
     exact,
-    together,
 )
 from mtfc.backends.exact.sums import cumulative, einsum, largest, product, total
 from mtfc.backends.exact.uninterpreted import uninterpreted_call
@@ -189,23 +189,17 @@ class ExactNumpy:
     # Several arrays
 
     def concatenate(self, arrays: Sequence[ExactArray], axis: int = 0) -> ExactArray:
-        return together(np.concatenate, [exact(self.field, x) for x in arrays], axis)
+        return combined(lambda *xs: np.concatenate(xs, axis), *(exact(self.field, x) for x in arrays))
 
     def stack(self, arrays: Sequence[ExactArray], axis: int = 0) -> ExactArray:
-        return together(np.stack, [exact(self.field, x) for x in arrays], axis)
+        return combined(lambda *xs: np.stack(xs, axis), *(exact(self.field, x) for x in arrays))
 
     def take_along_axis(self, x: ExactArray, indices: ExactArray, axis: int) -> ExactArray:
         return x.mapped(lambda v: np.take_along_axis(v, indices.values, axis))
 
     def pad(self, x: ExactArray, widths: Any, constant_values: Any) -> ExactArray:
         value = exact(self.field, constant_values, x.dtype)
-        if value.is_residue or x.is_residue:
-            x, value = x.residues(), value.residues()
-        tangent = None if x.tangent is None else np.pad(x.tangent, widths)
-        padded = np.pad(x.values, widths, constant_values=value.values)
-        is_real = x.is_float and not x.is_residue
-        shadow = self.pad(x.residues(), widths, value.residues()) if is_real else None
-        return ExactArray(self.field, padded, x.dtype, x.is_residue, tangent, shadow)
+        return combined(lambda v, c: np.pad(v, widths, constant_values=c), x, value)
 
     def clip(self, x: ExactArray, low: float, high: float) -> ExactArray:
         """Limit real numbers. Residues are taken as numbers within the limits."""

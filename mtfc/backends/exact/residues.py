@@ -13,7 +13,7 @@ An array may carry tangents, one for each element: then the same operations comp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from typing import Any
 
@@ -104,9 +104,7 @@ class ExactArray(NDArrayOperatorsMixin):
 
     def mapped(self, change: Callable[[Array], Array]) -> ExactArray:
         """Apply a function that moves elements, or a linear one if there are no special values."""
-        tangent = None if self.tangent is None else change(self.tangent)
-        shadow = None if self.shadow is None else self.shadow.mapped(change)
-        return ExactArray(self.field, change(self.values), self.dtype, self.is_residue, tangent, shadow)
+        return combined(change, self)
 
     def __getitem__(self, index: Any) -> ExactArray:
         plain = plain_index(index)
@@ -326,14 +324,13 @@ def joined_tangents(rule: Callable[..., Array], *operands: ExactArray) -> Array 
     return rule(*map(tangent_of, operands))
 
 
-def together(function: Any, arrays: Sequence[ExactArray], axis: int = 0) -> ExactArray:
-    """Return arrays that `np.concatenate` or `np.stack` puts together."""
+def combined(function: Callable[..., Array], *arrays: ExactArray) -> ExactArray:
+    """Return what a function makes of arrays by moving their elements, such as `np.where` with a given condition."""
     parts = [x.residues() for x in arrays] if any(x.is_residue for x in arrays) else arrays
-    tangent = joined_tangents(lambda *tangents: function(tangents, axis=axis), *parts)
-    values = function([part.values for part in parts], axis=axis)
+    values, tangent = function(*(x.values for x in parts)), joined_tangents(function, *parts)
     shadow = None
-    if any(part.shadow is not None for part in parts):
-        shadow = together(function, [part.residues() for part in parts], axis)
+    if any(x.shadow is not None for x in parts):
+        shadow = combined(function, *(x.residues() for x in parts))
     like = parts[0]
     return ExactArray(like.field, values, like.dtype, like.is_residue, tangent, shadow)
 
@@ -498,15 +495,8 @@ def chosen(condition: Any, x: Any, y: Any) -> ExactArray:
     known = next(each for each in (x, y, condition) if isinstance(each, ExactArray))
     like = next((each.dtype for each in (x, y) if isinstance(each, ExactArray)), None)
     a, b = exact(known.field, x, like), exact(known.field, y, like)
-    if a.is_residue != b.is_residue:
-        a, b = a.residues(), b.residues()
     where = condition.values if isinstance(condition, ExactArray) else condition
-    tangent = joined_tangents(lambda s, t: np.where(where, s, t), a, b)
-    shadow = None
-    if a.is_float and not a.is_residue:
-        shadow = chosen(condition, a.residues(), b.residues())
-    values = np.where(where, a.values, b.values)
-    return ExactArray(known.field, values, like or a.dtype, a.is_residue, tangent, shadow)
+    return combined(lambda s, t: np.where(where, s, t), a, b)
 
 
 # Functions of one operand

@@ -12,10 +12,10 @@ from mtfc.backends.exact.residues import (
     POISON,
     Array,
     ExactArray,
+    combined,
     has_exact_sums,
     joined_tangents,
     residue_array,
-    together,
     with_infinities,
     without_specials,
 )
@@ -65,7 +65,7 @@ def product(x: ExactArray, axis: Any = None, keepdims: bool = False) -> ExactArr
     while len(x) > 1:
         half = len(x) // 2
         pairs = x[:half] * x[half : 2 * half]
-        x = pairs if len(x) % 2 == 0 else together(np.concatenate, [pairs, x[2 * half :]])
+        x = pairs if len(x) % 2 == 0 else combined(lambda *xs: np.concatenate(xs), pairs, x[2 * half :])
     found = x[0]
     return found.mapped(lambda v: np.expand_dims(v, axes)) if keepdims else found
 

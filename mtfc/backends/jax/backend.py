@@ -7,7 +7,6 @@ names are those that `common/emitter.py` lists, and `make_mesh`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from mtfc.backends.common.emitter import WIDTH, Dialect, Emitter
@@ -33,7 +32,7 @@ from mtfc.backends.jax.convolution_fusion import fused
 from mtfc.backends.jax.gradients import differentiable, differentiated
 from mtfc.compiler.analysis.dot_operand_layout import kept_order, swaps_operands
 from mtfc.compiler.ir.core import Equation, Function, Program, Value, walk
-from mtfc.compiler.ir.opdef import Code, Text
+from mtfc.compiler.ir.opdef import Code, Text, in_jax
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.contraction import subscripts
 from mtfc.compiler.ir.ops.creation import literal
@@ -176,11 +175,6 @@ def segment(program: Program) -> str:
     head = f"@jax.jit\n@jax.shard_map(in_specs=(PARAMETERS, STATE, INPUTS, P()), out_specs={_tuple(given)})\n"
     written = _written(program, function)
     return f"{''.join([*layout_tables(program, spec), '}'])}\n\n\n{head}{written}"
-
-
-def in_jax(source: str) -> str:
-    """Return a function of both backends with `jax.numpy` in the place of NumPy."""
-    return re.sub(r"\bnp\.", "jnp.", source)
 
 
 def spec(type: TensorType) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Generic, TypeVar, cast
 
 from mtfc.compiler.ir.core import Attr
+from mtfc.compiler.ir.numbers import SIGNIFICANDS
 from mtfc.compiler.ir.twins import TwinFloat, TwinInt, on_twins, plain
 from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Axes, Dim
 from mtfc.compiler.records import frozen
@@ -30,10 +31,7 @@ INTEGER_RANGE: Mapping[str, range] = {
 }
 
 OVERFLOW: Mapping[str, int] = {
-    "f16": 2**16 - 2**4,
-    "bf16": 2**128 - 2**119,
-    "f32": 2**128 - 2**103,
-    "f64": 2**1024 - 2**970,
+    dtype: 2**most - 2 ** (most - bits - 1) for dtype, (bits, _, most) in SIGNIFICANDS.items()
 }
 """Float dtype -> the smallest number that rounds to infinity."""
 

@@ -40,13 +40,15 @@ from itertools import pairwise
 
 import attrs
 
+from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.attributes import DIM, FLAG, INT, Attribute, Stated, kinds_error
 from mtfc.compiler.ir.builder import Builder, Names
-from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Value, walk
+from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Role, Value, walk
 from mtfc.compiler.ir.opdef import form_error
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.rewrite import Substitution, fresh_copy
 from mtfc.compiler.ir.types import Dim, TensorType
+from mtfc.compiler.records import define
 
 LOOP = "loop"
 MICRO_BATCHES = "micro_batches"
@@ -157,6 +159,35 @@ def make_loop(
     dim = dim_of(like)
     new = [Value(names.fresh(o.name), result_type(o, dim)) for o in region.outputs[len(results) :]]
     return attrs.evolve(like, operands=tuple(operands), results=(*results, *new), regions=(region,))
+
+
+@define
+class NewLoop:
+    """Collects the arguments and outputs of a new loop; `outer` builds around the loop, `inner` inside it.
+
+    given: operands with their arguments, in any order. outputs: those of the region, carries first.
+    """
+
+    outer: Builder
+    inner: Builder
+    dim: Dim
+    given: list[tuple[Value, Argument]] = attrs.field(factory=list, init=False)
+    outputs: list[Output] = attrs.field(factory=list, init=False)
+
+    def argument(self, operand: Value, role: Role, name: str = "", span: Span | None = None) -> Value:
+        """Return the value inside the loop that stands for an operand, or for a slice of it."""
+        type = sliced_type(operand.type, self.dim) if role == "sliced" else operand.type
+        value = Value(self.inner.names.fresh(name or operand.name), type)
+        self.given.append((operand, Argument(value, role, span)))
+        return value
+
+    def append(self, name: str, like: Equation, results: Sequence[Value] = ()) -> Equation:
+        """Append the loop, whose region has this name, and return it: see `make_loop`."""
+        given = by_role(self.given)
+        region = Function(name, tuple(a for _, a in given), tuple(self.inner.body), tuple(self.outputs))
+        loop = make_loop(self.outer.names, fresh_copy(region), [v for v, _ in given], like, results)
+        self.outer.append(loop)
+        return loop
 
 
 def by_role(given: Iterable[tuple[Value, Argument]]) -> list[tuple[Value, Argument]]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from mtfc.compiler.ir.core import Attr, Equation, Function, Value
-from mtfc.compiler.ir.loops import carried, dim_of, pairs, region_of
+from mtfc.compiler.ir.loops import dim_of, pairs, region_of, results_of, with_carries
 from mtfc.compiler.ir.opdef import LayoutRule, OpDef
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.pending_rule import OperandGroup, linear_groups
@@ -56,16 +56,8 @@ def _loop_sums(
     if dim_of(eqn) == batch:
         raise MixedMicroBatches(eqn, f"a loop runs along `{batch.name}`")
     arguments = {argument.value for operand, argument in pairs(eqn) if operand in given}
-    while True:
-        sums = _body_sums(region, batch, arguments, before)
-        updated = {output.updates for output in region.outputs if output.value in sums}
-        more = {argument.value for argument in carried(region) if argument.value.name in updated} - arguments
-        if not more:
-            break
-        arguments |= more
-    carries = {argument.value.name for argument in carried(region) if argument.value in arguments}
-    outputs = zip(eqn.results, region.outputs, strict=True)
-    return sums | {result for result, o in outputs if o.value in sums or o.updates in carries}
+    sums = with_carries(region, arguments, lambda given: _body_sums(region, batch, given, before))
+    return sums.union(results_of(eqn, sums))
 
 
 def _body_sums(

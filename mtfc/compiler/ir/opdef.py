@@ -11,6 +11,7 @@ Gradient and `distribute` rules rewrite an op in terms of other ops. This file s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
@@ -334,7 +335,16 @@ class OpDef:
 
     @jax.default
     def _text_of_numpy(self) -> Text:
-        return self.numpy.replace("np.", "jnp.") if isinstance(self.numpy, str) else self.numpy
+        text = self.numpy
+        return in_jax(text) if isinstance(text, str) else lambda code: in_jax(text(code))
+
+
+_NUMPY = re.compile(r'("[^"]*")|\bnp\.')
+
+
+def in_jax(text: str) -> str:
+    """Return Python text with functions of `jax.numpy` in the place of NumPy's. Strings in quotes stay as they are."""
+    return _NUMPY.sub(lambda match: match[1] or "jnp.", text)
 
 
 def form_error(opdef: OpDef, operands: int, attributes: Mapping[str, object]) -> str | None:

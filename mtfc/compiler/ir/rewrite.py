@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import attrs
 
-from mtfc.compiler.ir.builder import Names
+from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Value
 from mtfc.compiler.ir.types import Axes, TensorType
 
@@ -103,3 +103,33 @@ def rename_values(function: Function, names: Mapping[Value, str]) -> Function:
         {value: attrs.evolve(value, name=taken.fresh(name)) for value, name in names.items()}
     )
     return renamed.function(function, [renamed.equation(eqn) for eqn in function.body])
+
+
+Rewrite = Callable[[Builder, Equation], Sequence[Value] | None]
+"""Appends equations to a builder, and returns values for the results of an equation; None keeps the equation."""
+
+
+def rewritten(function: Function, rule_of: Callable[[Function], Rewrite]) -> Function:
+    """Rewrite the equations of a function, also in loops. rule_of: returns the rule for a function, or for a region."""
+    names, rule, body = names_of(function), rule_of(function), list[Equation]()
+    for eqn in function.body:
+        build = Builder(names, eqn.span, eqn.stage)
+        found = None if eqn.regions else rule(build, eqn)
+        if found is not None:
+            body += _with_results(eqn, build, found)
+        else:
+            regions = tuple(rewritten(region, rule_of) for region in eqn.regions)
+            body.append(attrs.evolve(eqn, regions=regions) if regions else eqn)
+    return attrs.evolve(function, body=tuple(body))
+
+
+def _with_results(eqn: Equation, build: Builder, results: Sequence[Value]) -> list[Equation]:
+    """Return the equations that a rule has built, and give their results the names of the results that they replace."""
+    old = Substitution()
+    for value, result in zip(eqn.results, results, strict=True):
+        made = build.ordered(result, value.type.dims)
+        assert made.type == value.type, f"{eqn.op} is rewritten as {made.type}, not {value.type}"
+        is_new = any(made in each.results for each in build.body)
+        old[made if is_new else build("transpose", made, dims=made.type.dims)] = value
+    body = [old.equation(each) for each in build.body]
+    return [attrs.evolve(e, path=eqn.path) if eqn.results[0] in e.results else e for e in body]

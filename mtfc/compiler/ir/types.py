@@ -7,6 +7,7 @@ is pending, so one class serves both levels (Mesh-TensorFlow paper, sections 4 a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from math import prod
@@ -21,40 +22,23 @@ Axes = tuple[str, ...]
 WRITTEN_BYTES = {"f32": 4, "bf16": 2, "f16": 2, "f64": 8, "i32": 4, "u32": 4, "bool": 1}
 """Dtype of the language -> the bytes of an element."""
 
-CARRIED_BYTES = {
-    "i8": 1,
-    "u8": 1,
-    "f8e4m3fn": 1,
-    "f8e5m2": 1,
-    "i16": 2,
-    "u16": 2,
-    "i64": 8,
-    "u64": 8,
-    "c64": 8,
-    "c128": 16,
-}
+CARRIED = ("i8", "u8", "f8e4m3fn", "f8e5m2", "i16", "u16", "i64", "u64", "c64", "c128")
+CARRIED_BYTES = {dtype: int(re.findall(r"\d+", dtype)[0]) // 8 for dtype in CARRIED}
 """Dtype that functions of JAX may have, too -> the bytes of an element. Ops only move such elements, or cast them to others."""
 
 ITEM_BYTES: dict[str, int] = {**WRITTEN_BYTES, **CARRIED_BYTES}
 
-ARRAY_DTYPES = {
-    "f32": "float32",
-    "bf16": "bfloat16",
-    "f16": "float16",
-    "f64": "float64",
-    "i32": "int32",
-    "u32": "uint32",
-    "bool": "bool",
-    **{
-        f"{kind}{bits}": f"{name}{bits}"
-        for kind, name in (("i", "int"), ("u", "uint"))
-        for bits in (8, 16, 64)
-    },
-    "c64": "complex64",
-    "c128": "complex128",
-    "f8e4m3fn": "float8_e4m3fn",
-    "f8e5m2": "float8_e5m2",
-}
+KINDS = {"f": "float", "bf": "bfloat", "i": "int", "u": "uint", "c": "complex"}
+"""The start of a dtype -> that of its name in NumPy."""
+
+
+def _array_dtype(dtype: str) -> str:
+    """Return the name of a dtype in NumPy or ml_dtypes: `float32`, `float8_e4m3fn`."""
+    kind, bits, rest = re.findall(r"([a-z]+)(\d*)(\w*)", dtype)[0]
+    return f"{KINDS.get(kind, kind)}{bits}{rest and '_'}{rest}"
+
+
+ARRAY_DTYPES = {dtype: _array_dtype(dtype) for dtype in ITEM_BYTES}
 """Dtype -> its name in NumPy or ml_dtypes, and in JAX."""
 
 OF_ML_DTYPES = ("bf16", "f8e4m3fn", "f8e5m2")
@@ -189,18 +173,16 @@ class Forms:
     @property
     def entries(self) -> dict[str, str | int]:
         """The entries that differ from their defaults, as they are written."""
-        found: dict[str, str | int] = {} if self.regions == "never" else {"regions": self.regions}
-        if self.flops_per_byte:
-            found["dots"] = "joined"
-        if self.flops_per_byte not in (0, FLOPS_PER_BYTE):
-            found["flops_per_byte"] = self.flops_per_byte
-        if self.groups != "cheaper":
-            found["groups"] = self.groups
-        if self.unroll != 1:
-            found["unroll"] = self.unroll
-        if self.sums != "inside":
-            found["sums"] = self.sums
-        return found
+        balance = self.flops_per_byte
+        dots: dict[str, str | int] = {"dots": "joined", "flops_per_byte": balance} if balance else {}
+        found = {
+            "regions": self.regions,
+            **dots,
+            "groups": self.groups,
+            "unroll": self.unroll,
+            "sums": self.sums,
+        }
+        return {key: value for key, value in found.items() if value != DEFAULTS[key]}
 
     @classmethod
     def of(cls, entries: Mapping[str, str | float]) -> Forms:
@@ -208,11 +190,10 @@ class Forms:
         for key, value in entries.items():
             if not is_form(key, value) or (key == "flops_per_byte" and entries.get("dots") != "joined"):
                 raise ValueError(key)
-        balance = entries.get("flops_per_byte", FLOPS_PER_BYTE) if entries.get("dots") == "joined" else 0
-        regions, groups, sums = (
-            str(entries.get(key, FORMS[key][0])) for key in ("regions", "groups", "sums")
-        )
-        return cls(regions, int(balance), groups, int(entries.get("unroll", 1)), sums)
+        known = {**DEFAULTS, **entries}
+        regions, groups, sums = (str(known[key]) for key in ("regions", "groups", "sums"))
+        balance = int(known["flops_per_byte"]) if known["dots"] == "joined" else 0
+        return cls(regions, balance, groups, int(known["unroll"]), sums)
 
 
 FORMS: Mapping[str, tuple[str, ...]] = {
@@ -224,6 +205,13 @@ FORMS: Mapping[str, tuple[str, ...]] = {
     "sums": SUMS,
 }
 """The words of each entry of a layout's `forms`; without words it is a number of at least 1."""
+
+DEFAULTS: Mapping[str, str | float] = {
+    **{key: words[0] for key, words in FORMS.items() if words},
+    "flops_per_byte": FLOPS_PER_BYTE,
+    "unroll": 1,
+}
+"""The value of each entry that is not written."""
 
 
 MOST_FLOPS_PER_BYTE = 2**31 - 1

@@ -33,7 +33,8 @@ Placement (`LEVELS` says which of these apply at a level)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Literal
 
 import attrs
@@ -265,7 +266,10 @@ class _Equations:
         if eqn.op == LOOP or eqn.regions:
             return self.attrs_error(eqn) or loop_error(eqn, self.rule.fitting)
         opdef = OPS[eqn.op]
-        return self.attrs_error(eqn) or _infer_error(opdef, eqn) or self.place_error(opdef, eqn)
+        infer = partial(opdef.infer, [value.type.unsplit() for value in eqn.operands], eqn.attrs)
+        found = tuple(value.type.unsplit() for value in eqn.results)
+        wrong = self.attrs_error(eqn) or _types_error(f"type rule of {eqn.op}", "infers", infer, found)
+        return wrong or self.place_error(opdef, eqn)
 
     def attrs_error(self, eqn: Equation) -> str | None:
         for key, value in eqn.attrs.items():
@@ -294,9 +298,10 @@ class _Equations:
                 return wrong
         if not self.rule.placed or not self.mesh:
             return None
-        return _placement_error(
-            opdef, eqn if self.rule.fitting else _with_fitting_operands(opdef, eqn), self.mesh
-        )
+        fitting = eqn if self.rule.fitting else _with_fitting_operands(opdef, eqn)
+        place = partial(placed_types, opdef, fitting, self.mesh)
+        found = tuple(value.type for value in eqn.results)
+        return _types_error(f"place rule of {eqn.op}", "gives", place, found)
 
 
 def _signature(eqn: Equation) -> tuple[object, ...]:
@@ -321,17 +326,15 @@ def _types(values: Iterable[TensorType]) -> str:
     return ", ".join(map(str, values))
 
 
-def _infer_error(opdef: OpDef, eqn: Equation) -> str | None:
-    found = tuple(value.type.unsplit() for value in eqn.results)
+def _types_error(
+    rule: str, gives: str, types: Callable[[], tuple[TensorType, ...]], found: tuple[TensorType, ...]
+) -> str | None:
+    """Return what is wrong with the types that a rule gives to the results of an equation, or None."""
     try:
-        inferred = opdef.infer([value.type.unsplit() for value in eqn.operands], eqn.attrs)
-    except OpError as error:
-        return f"the type rule of {eqn.op} refuses: {error}"
-    return (
-        None
-        if inferred == found
-        else f"the type rule of {eqn.op} infers {_types(inferred)}, not {_types(found)}"
-    )
+        known = types()
+    except (OpError, PlacementError) as error:
+        return f"the {rule} refuses: {error}"
+    return None if known == found else f"the {rule} {gives} {_types(known)}, not {_types(found)}"
 
 
 def _with_fitting_operands(opdef: OpDef, eqn: Equation) -> Equation:
@@ -339,17 +342,6 @@ def _with_fitting_operands(opdef: OpDef, eqn: Equation) -> Equation:
     types = operand_types(opdef, eqn)
     return attrs.evolve(
         eqn, operands=tuple(Value(v.name, t) for v, t in zip(eqn.operands, types, strict=True))
-    )
-
-
-def _placement_error(opdef: OpDef, eqn: Equation, mesh: Mesh) -> str | None:
-    found = tuple(value.type for value in eqn.results)
-    try:
-        placed = placed_types(opdef, eqn, mesh)
-    except PlacementError as error:
-        return f"the place rule of {eqn.op} refuses: {error}"
-    return (
-        None if placed == found else f"the place rule of {eqn.op} gives {_types(placed)}, not {_types(found)}"
     )
 
 

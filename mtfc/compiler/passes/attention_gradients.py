@@ -177,13 +177,14 @@ class AttentionParts:
 class GradientMatch:
     """The search for the gradients of one attention.
 
-    definition: value -> the equation of the function that defines it. uses: value -> its readers, behind casts.
+    candidates: the dots and sums of what is computed element by element from the exponentials.
+    definition: value -> the equation of the function that defines it.
     source: value -> the value that it repeats. number: value -> the number that all its elements are.
     """
 
     forward: AttentionParts
+    candidates: Sequence[Equation]
     definition: Callable[[Value], Equation | None]
-    uses: Callable[[Value], Sequence[Equation | None]]
     source: Callable[[Value], Value]
     number: Callable[[Value], float | bool | None]
     v: Value | None = None
@@ -197,8 +198,7 @@ class GradientMatch:
 
     def gradients(self) -> Gradients | None:
         """Return the gradients of the attention that the function has; None if it has none."""
-        candidates = [*self._candidates()]
-        for dot in self._dots_of_cotangents(candidates):
+        for dot in self._dots_of_cotangents():
             for v, other in self._pairs(dot):
                 self.v, self.cotangent = v, None
                 if other is not None:
@@ -206,7 +206,7 @@ class GradientMatch:
                     self.cotangent = self._without_total(other, {*v.type.dims} - self.logits)
                 self._known = self._symbols()
                 wanted = self._wanted()
-                found = [sink for eqn in candidates if (sink := self._sink(eqn, wanted)) is not None]
+                found = [sink for eqn in self.candidates if (sink := self._sink(eqn, wanted)) is not None]
                 if found:
                     return Gradients(self.cotangent, v, found)
         return None
@@ -225,25 +225,9 @@ class GradientMatch:
 
     # The equations that may belong to a gradient
 
-    def _candidates(self) -> Iterator[Equation]:
-        """Yield dots and sums of what is computed element by element from the exponentials."""
-        work, seen = [self.forward.exponential.result], set[Value]()
-        while work:
-            for eqn in filter(None, self.uses(work.pop())):
-                if eqn.result in seen:
-                    continue
-                seen.add(eqn.result)
-                if has_trait(eqn, "dot", "sum"):
-                    yield eqn
-                elif self._is_expanded(eqn) and {*self.forward.memory} <= {*eqn.result.type.dims}:
-                    work.append(eqn.result)
-
-    def _is_expanded(self, eqn: Equation) -> bool:
-        return has_trait(eqn, *ARITHMETIC, "choice", "mask")
-
-    def _dots_of_cotangents(self, candidates: Sequence[Equation]) -> Iterator[Equation]:
+    def _dots_of_cotangents(self) -> Iterator[Equation]:
         """Yield the dots over the values' own dimensions that candidates read, other than the one of queries and keys."""
-        work = [x for eqn in candidates for x in eqn.operands]
+        work = [x for eqn in self.candidates for x in eqn.operands]
         seen = {self.forward.exponential.result}
         while work:
             value = self.source(work.pop())
@@ -254,7 +238,7 @@ class GradientMatch:
             if has_trait(eqn, "dot"):
                 if eqn is not self.forward.dot and {*value.type.dims} <= self.logits:
                     yield eqn
-            elif self._is_expanded(eqn):
+            elif has_trait(eqn, *ARITHMETIC, "choice", "mask"):
                 work += eqn.operands
 
     def _pairs(self, dot: Equation) -> Iterator[tuple[Value, Value | None]]:

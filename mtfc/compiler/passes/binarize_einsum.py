@@ -18,14 +18,11 @@ from math import prod
 from operator import itemgetter
 from typing import ClassVar
 
-import attrs
-
 from mtfc.compiler.ir.builder import Builder
 from mtfc.compiler.ir.core import Equation, Function, Program, Value
-from mtfc.compiler.ir.loops import map_regions
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.contraction import iteration_dims
-from mtfc.compiler.ir.rewrite import names_of
+from mtfc.compiler.ir.rewrite import rewritten
 from mtfc.compiler.ir.types import Dim, Mesh, Rules
 from mtfc.compiler.passes.pass_base import Pass
 from mtfc.compiler.records import frozen
@@ -161,16 +158,8 @@ def is_simple(eqn: Equation) -> bool:
 
 
 def binarized(function: Function, cost: ShardElements, most: int) -> Function:
-    names = names_of(function)
-    body: list[Equation] = []
-    for eqn in function.body:
-        if is_simple(eqn) or len(eqn.operands) > most:
-            body.append(map_regions(eqn, lambda region: binarized(region, cost, most)))
-            continue
-        builder = Builder(names, eqn.span, eqn.stage)
-        value = _contract(builder, eqn, cost)
-        if value in eqn.operands:
-            builder("transpose", value, dims=eqn.result.type.dims)
-        *before, last = builder.body
-        body += [*before, attrs.evolve(last, results=eqn.results, path=eqn.path)]
-    return attrs.evolve(function, body=tuple(body))
+    def contracted(build: Builder, eqn: Equation) -> Sequence[Value] | None:
+        stays = is_simple(eqn) or len(eqn.operands) > most
+        return None if stays else (_contract(build, eqn, cost),)
+
+    return rewritten(function, lambda _: contracted)

@@ -34,7 +34,13 @@ from mtfc.compiler.ir.rewrite import Substitution, names_of
 from mtfc.compiler.ir.types import FLOATS, Dim
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.attention_dropout import Dropout, dropout_of
-from mtfc.compiler.passes.attention_gradients import AttentionParts, Condition, GradientMatch, Gradients
+from mtfc.compiler.passes.attention_gradients import (
+    ARITHMETIC,
+    AttentionParts,
+    Condition,
+    GradientMatch,
+    Gradients,
+)
 from mtfc.compiler.passes.body_scope import BodyScope, differences, index_of, repeats
 from mtfc.compiler.passes.cse import share
 from mtfc.compiler.passes.dce import live_only, used_values
@@ -497,7 +503,9 @@ class Match:
     def _gradients(self, found: Attention) -> Gradients | None:
         """Return the gradients of the attention that the function has."""
         scope = self.scope
-        return GradientMatch(found, scope.makers.get, self._readers, scope.source, scope.number).gradients()
+        sums = self._reductions(self.exponential.result, found.memory, (*ARITHMETIC, "choice"))
+        candidates = [*dict.fromkeys(sums)]
+        return GradientMatch(found, candidates, scope.makers.get, scope.source, scope.number).gradients()
 
     # From the exponentials to the dot
 

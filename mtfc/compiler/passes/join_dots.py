@@ -23,15 +23,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import ClassVar
 
-import attrs
-
 from mtfc.compiler.ir.builder import Builder
 from mtfc.compiler.ir.core import Equation, Function, Program, Value
-from mtfc.compiler.ir.loops import map_regions
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.contraction import iteration_dims, reduced_dims
 from mtfc.compiler.ir.pending_rule import is_sum_of_all
-from mtfc.compiler.ir.rewrite import names_of
+from mtfc.compiler.ir.rewrite import Rewrite, rewritten
 from mtfc.compiler.ir.types import ITEM_BYTES, Dim, Rules
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.binarize_einsum import ShardElements
@@ -86,8 +83,11 @@ class DotJoiner:
     dims: NewDims
 
     def function(self, function: Function) -> Function:
-        """Return a function, or the region of a loop, with joined dots."""
-        names, makers = names_of(function), {value: eqn for eqn in function.body for value in eqn.results}
+        """Return a function with joined dots."""
+        return rewritten(function, self._rule)
+
+    def _rule(self, function: Function) -> Rewrite:
+        makers = {value: eqn for eqn in function.body for value in eqn.results}
         uses = Counter(value for eqn in function.body for value in eqn.operands)
         uses.update(output.value for output in function.outputs)
         inner = {
@@ -97,28 +97,25 @@ class DotJoiner:
             for value in eqn.operands
             if uses[value] == 1 and value in makers and _is_addition(makers[value])
         }
-        body: list[Equation] = []
-        for eqn in function.body:
+
+        def joined(build: Builder, eqn: Equation) -> Sequence[Value] | None:
             if not _is_addition(eqn) or eqn.result in inner:
-                body.append(map_regions(eqn, self.function))
-                continue
+                return None
             leaves = list(_leaves(eqn, makers, inner))
             dims = {*eqn.result.type.dims}
             alone = [value for value in leaves if uses[value] == 1 and {*value.type.dims} == dims]
             groups = self._groups(alone, makers)
             if not groups:
-                body.append(eqn)
-                continue
-            build = Builder(names, eqn.span, eqn.stage)
+                return None
             taken = {term.eqn.result for group in groups for term in group}
             terms = [self._join(group, eqn.result.type.dims, build) for group in groups]
             terms += [value for value in leaves if value not in taken]
             total = terms[0]
             for term in terms[1:]:
                 total = build("add", total, term)
-            last = build.body[-1]
-            body += [*build.body[:-1], attrs.evolve(last, results=eqn.results, path=eqn.path)]
-        return attrs.evolve(function, body=tuple(body))
+            return (total,)
+
+        return joined
 
     def _groups(self, values: Sequence[Value], makers: Mapping[Value, Equation]) -> list[list[Term]]:
         """Return the groups of terms that take less time as one dot."""

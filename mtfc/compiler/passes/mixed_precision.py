@@ -15,7 +15,7 @@ After this pass no equation computes in f32 but where the model says so, and aro
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import ClassVar
 
 import attrs
@@ -92,17 +92,19 @@ class Retyping:
         self.stored, self.computed, self.everything, self.states = stored, computed, everything, states
 
     def function(self, function: Function) -> Function:
-        self._begin()
-        arguments = tuple(self._argument(argument) for argument in function.arguments)
-        for eqn in function.body:
-            self._equation(eqn)
-        outputs = tuple(self._output(output) for output in function.outputs)
-        return attrs.evolve(function, arguments=arguments, body=tuple(self.builder.body), outputs=outputs)
+        return self._rebuilt(function, self._argument, self._output)
 
-    def _begin(self) -> None:
+    def _rebuilt(
+        self, function: Function, argument: Callable[[Argument], Argument], output: Callable[[Output], Output]
+    ) -> Function:
         self.builder, self.new = Builder(Names()), Substitution()
         self.literals: dict[Value, Equation] = {}
         self.made, self.kept = set[Value](), set[Value]()
+        arguments = tuple(map(argument, function.arguments))
+        for eqn in function.body:
+            self._equation(eqn)
+        outputs = tuple(map(output, function.outputs))
+        return attrs.evolve(function, arguments=arguments, body=tuple(self.builder.body), outputs=outputs)
 
     def _argument(self, argument: Argument) -> Argument:
         old = argument.value
@@ -126,28 +128,25 @@ class Retyping:
 
     def region(self, region: Function, operands: Sequence[Value], dim: Dim, outside: Retyping) -> Function:
         """Return a loop's region for retyped operands, of which some are `made` or `kept`; carries keep their dtype."""
-        self._begin()
-        arguments = []
-        for argument, operand in zip(region.arguments, operands, strict=True):
+        given, dtypes = dict(zip(region.arguments, operands, strict=True)), dict[str, str]()
+
+        def argument_of(argument: Argument) -> Argument:
+            operand = given[argument]
             type = sliced_type(operand.type, dim) if argument.role == "sliced" else operand.type
             value = Value(self.builder.names.fresh(argument.value.name), type)
-            arguments.append(attrs.evolve(argument, value=value))
-            self.new[argument.value] = value
+            self.new[argument.value], dtypes[value.name] = value, type.dtype
             if operand in outside.made and argument.role != "carried":
                 self.made.add(value)
             if operand in outside.kept and argument.role != "carried":
                 self.kept.add(value)
-        for eqn in region.body:
-            self._equation(eqn)
-        dtypes = {a.value.name: a.value.type.dtype for a in arguments}
-        outputs = []
-        for output in region.outputs:
+            return attrs.evolve(argument, value=value)
+
+        def output_of(output: Output) -> Output:
             value = self.new[output.value]
             value = self.builder.cast(value, dtypes.get(output.updates or "", value.type.dtype))
-            outputs.append(attrs.evolve(output, value=value))
-        return attrs.evolve(
-            region, arguments=tuple(arguments), body=tuple(self.builder.body), outputs=tuple(outputs)
-        )
+            return attrs.evolve(output, value=value)
+
+        return self._rebuilt(region, argument_of, output_of)
 
     def _loop(self, eqn: Equation) -> None:
         roles = [argument.role for argument in region_of(eqn).arguments]

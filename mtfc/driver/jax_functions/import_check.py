@@ -6,6 +6,7 @@ makes other numbers, and there is no tolerance.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,9 +16,9 @@ from mtfc.backends.exact.check import (
     DRAWS,
     ExactReference,
     ExactResult,
-    Tally,
     evaluated,
     measured,
+    summed_up,
     without_residues,
 )
 from mtfc.backends.exact.jaxprs import LONGEST_LOOP, ImportedEvaluation, JaxprOnField, with_key, without_key
@@ -63,7 +64,7 @@ def _compared(imported: Imported, seed: int) -> ExactResult:
     reference = ExactReference(imported.program, given_constants(imported), seed, derives=False)
     main, closed = imported.main, imported.flat.closed
     number = len(closed.jaxpr.invars)
-    tally = Tally()
+    counts, unsure, cut_loops = list[tuple[str, int, int, int]](), Counter[str](), 0
     for draw in DRAWS:
         field = reference.field(draw)
         arguments = {a.value.name: reference.drawn(a, field, draw, main.name) for a in main.arguments}
@@ -71,13 +72,13 @@ def _compared(imported: Imported, seed: int) -> ExactResult:
         given = [x if key is None else with_key(x.values, key) for key, x in shaped]
         constants = [(leaf.constant, x) for leaf, x in zip(imported.inputs, given, strict=True)][number:]
         actual = evaluated(main, arguments, ImportedEvaluation(field))
-        unsure = dict(field.counts)
+        unsure.update(field.counts)
         jaxprs = JaxprOnField(field, constants, _longest(imported))
         for leaf, x in zip(imported.outputs, jaxprs.run(closed, given[:number]), strict=True):
             output = actual[leaf.name]
-            tally.add(f"{leaf.name} of {main.name}", output.size, *_differences(output, x))
-        tally.count(unsure, jaxprs.cut_loops)
-    return tally.result(len(DRAWS) * elements(imported.program))
+            counts.append((f"{leaf.name} of {main.name}", output.size, *_differences(output, x)))
+        cut_loops += jaxprs.cut_loops
+    return summed_up(counts, unsure, len(DRAWS) * elements(imported.program), cut_loops)
 
 
 def _longest(imported: Imported) -> int:

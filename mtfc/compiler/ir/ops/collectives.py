@@ -497,10 +497,6 @@ def _unreduce_edges(type: TensorType, goal: ReshardGoal, mesh: Mesh) -> Iterator
         yield (("axes", missing),), resplit(type, {}, mesh.ordered((*type.pending, *missing)))
 
 
-def _jax_unreduce(code: Code) -> str:
-    return f"jnp.where(lax.axis_index({_axes_text(axes_of(code.eqn))}) == 0, {code.args[0]}, 0)"
-
-
 UNREDUCE = CollectiveDef(
     name="unreduce",
     doc="Makes a sum pending: one processor keeps the value, the others get zeros; sends nothing.",
@@ -509,7 +505,7 @@ UNREDUCE = CollectiveDef(
     edges=_unreduce_edges,
     attributes=(OVER_ANY_ORDER,),
     numpy=_call("unreduce"),
-    jax=_jax_unreduce,
+    jax=lambda code: f"jnp.where(lax.axis_index({_axes_text(axes_of(code.eqn))}) == 0, {code.args[0]}, 0)",
 )
 
 

@@ -16,6 +16,7 @@ from mtfc.compiler.ir.opdef import (
     OpError,
     Shard,
     flops_per_result,
+    in_jax,
     no_flops,
     no_gradient,
     rule_by_name,
@@ -62,12 +63,8 @@ def _full(shard: Shard) -> Any:
     return shard.np.full(shard.shape, eqn.attrs["value"], numpy_dtype(shard.np, eqn.result.type.dtype))
 
 
-def _full_text(module: str) -> Callable[[Code], str]:
-    return lambda code: f"{module}.full({code.shape}, {literal(code.eqn.attrs['value'])}, {code.dtype})"
-
-
-def _range_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
-    return (TensorType("i32", (DIMENSION.of(attributes),)),)
+def _full_text(code: Code) -> str:
+    return f"np.full({code.shape}, {literal(code.eqn.attrs['value'])}, {code.dtype})"
 
 
 def _range(shard: Shard) -> Any:
@@ -75,22 +72,17 @@ def _range(shard: Shard) -> Any:
     return shard.offset(dim) + shard.np.arange(shard.shape[0], dtype=shard.np.int32)
 
 
-def _indices(code: Code, module: str, dim: str) -> str:
+def _indices(code: Code) -> str:
     """Return code for the global indices of this processor's part of the result's last dimension."""
-    offset = code.offset(dim, len(code.sizes))
-    numbers = f"{module}.arange({code.sizes[-1]}, dtype={module}.int32)"
+    offset = code.offset(code.eqn.result.type.names[-1], len(code.sizes))
+    numbers = f"np.arange({code.sizes[-1]}, dtype=np.int32)"
     return f"{offset} + {numbers}" if offset else numbers
 
 
-def _range_text(module: str) -> Callable[[Code], str]:
-    return lambda code: _everywhere(code, module)
-
-
-def _everywhere(code: Code, module: str) -> str:
+def _everywhere(code: Code) -> str:
     """Return code for the indices of the result's only dimension, broadcast along the axes that the backend puts in front."""
-    indices = _indices(code, module, code.eqn.result.type.names[0])
     alone = code.shape == str(code.sizes)
-    return indices if alone else f"{module}.broadcast_to({indices}, {code.shape})"
+    return _indices(code) if alone else f"np.broadcast_to({_indices(code)}, {code.shape})"
 
 
 def _one_hot_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
@@ -107,16 +99,19 @@ def _one_hot(shard: Shard, ids: Any) -> Any:
     return (ids[..., None] == indices).astype(numpy_dtype(np, type.dtype))
 
 
-def _one_hot_text(module: str) -> Callable[[Code], str]:
-    def text(code: Code) -> str:
-        dim = code.eqn.result.type.names[-1]
-        # the index of a scalar lacks the axes that the backend puts in front
-        indices = _everywhere(code, module) if len(code.sizes) == 1 else _indices(code, module, dim)
-        hit = f"{code.aligned[0]} == {indices}"
-        is_float = module == "jnp" and code.eqn.result.type.dtype in FLOATS
-        return one_or_zero(code, hit) if is_float else f"({hit}).astype({code.dtype})"
+def _hit_text(code: Code) -> str:
+    # the index of a scalar lacks the axes that the backend puts in front
+    indices = _everywhere(code) if len(code.sizes) == 1 else _indices(code)
+    return f"{code.aligned[0]} == {indices}"
 
-    return text
+
+def _one_hot_text(code: Code) -> str:
+    return f"({_hit_text(code)}).astype({code.dtype})"
+
+
+def _one_hot_jax(code: Code) -> str:
+    is_float = code.eqn.result.type.dtype in FLOATS
+    return in_jax(one_or_zero(code, _hit_text(code)) if is_float else _one_hot_text(code))
 
 
 OPS = (
@@ -125,8 +120,7 @@ OPS = (
         attributes=(VALUE, ELEMENT_TYPE),
         infer=_filled_infer(lambda attributes: ()),
         evaluate=_full,
-        numpy=_full_text("np"),
-        jax=_full_text("jnp"),
+        numpy=_full_text,
         doc="A scalar.",
         traits=frozenset({"constant", "filled"}),
     ),
@@ -135,18 +129,16 @@ OPS = (
         attributes=(DIMENSIONS, VALUE, ELEMENT_TYPE),
         infer=_filled_infer(DIMENSIONS.of),
         evaluate=_full,
-        numpy=_full_text("np"),
-        jax=_full_text("jnp"),
+        numpy=_full_text,
         doc="A tensor of equal elements.",
         traits=frozenset({"filled"}),
     ),
     creation(
         name="range",
         attributes=(DIMENSION,),
-        infer=_range_infer,
+        infer=lambda types, attributes: (TensorType("i32", (DIMENSION.of(attributes),)),),
         evaluate=_range,
-        numpy=_range_text("np"),
-        jax=_range_text("jnp"),
+        numpy=_everywhere,
         doc="0, 1, 2, ... along a dimension.",
         traits=frozenset({"indices"}),
     ),
@@ -158,8 +150,8 @@ OPS = (
         flops=flops_per_result,
         storage="fused",
         evaluate=_one_hot,
-        numpy=_one_hot_text("np"),
-        jax=_one_hot_text("jnp"),
+        numpy=_one_hot_text,
+        jax=_one_hot_jax,
         doc="1 at each index along a new dimension, else 0.",
         traits=frozenset({"indexes"}),
     ),
@@ -168,7 +160,6 @@ OPS = (
         infer=lambda types, attributes: (scalar("bool"),),
         evaluate=lambda shard: shard.np.zeros((), shard.np.bool_),
         numpy=lambda code: f"np.zeros({code.shape}, {code.dtype})",
-        jax=lambda code: f"jnp.zeros({code.shape}, {code.dtype})",
         doc="True in a training step, and where gradients are computed; false elsewhere.",
         traits=frozenset({"training"}),
     ),

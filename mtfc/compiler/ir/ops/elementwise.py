@@ -16,7 +16,6 @@ from mtfc.compiler.ir.opdef import (
     DTypeError,
     Gradient,
     Infer,
-    Linear,
     Logic,
     OpBuilder,
     OpDef,
@@ -29,7 +28,6 @@ from mtfc.compiler.ir.opdef import (
     linear_in_first,
     no_flops,
     no_gradient,
-    not_linear,
     rule_by_name,
 )
 from mtfc.compiler.ir.types import ARRAY_DTYPES, FLOATS, ITEM_BYTES, OF_ML_DTYPES, Dim, TensorType
@@ -148,33 +146,25 @@ def elementwise(
     gradient: Gradient,
     doc: str,
     *,
-    jax: str | None = None,
-    jax_differentiated: str | None = None,
     accepted: frozenset[str] = FLOATS,
     result: str | None = None,
-    linear: Linear = not_linear,
     traits: Iterable[Trait] = (),
-    number: Callable[..., float] | None = None,
-    logic: Logic | None = None,
     infer: Infer | None = None,
+    **columns: Any,
 ) -> OpDef:
     return OpDef(
         name=name,
         arity=(len(inspect.signature(evaluate).parameters) - 1,),  # the first parameter is `np`
         infer=infer or _infer(accepted, result),
         layout_rule=rule_by_name,
-        linear=linear,
         gradient=gradient,
         flops=flops_per_result,
         storage="fused",
         traits=frozenset(traits),
         evaluate=_evaluate(evaluate),
         numpy=numpy,
-        jax=jax or numpy.replace("np.", "jnp."),
-        jax_differentiated=jax_differentiated,
-        logic=logic,
-        number=number,
         doc=doc,
+        **columns,
     )
 
 
@@ -235,10 +225,6 @@ def _where_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[Tensor
     check_dtypes(types[:1], BOOL)
     dtype = check_dtypes(types[1:], NUMBERS | BOOL)
     return (TensorType(dtype, joint_dims(types)),)
-
-
-def _cast_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
-    return (TensorType(CAST_DTYPE.of(attributes), types[0].dims),)
 
 
 def _cast_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value | None]:
@@ -325,32 +311,10 @@ def _power(np: Any, x: Any, y: Any) -> Any:
     return np.power(x, np.ascontiguousarray(np.broadcast_to(y, shape))).reshape(shape)
 
 
-def _relu_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value]:
-    """Compare the result with 0, not the operand: both are above 0 at the same elements, so the operand need not be kept."""
-    return (b("mask", b("gt", e.result, b.like(0, e.result)), g[0]),)
-
-
-def _abs_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value]:
-    return (b("mul", g[0], b("sign", e.operands[0])),)
-
-
-def _square_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value]:
-    x = e.operands[0]
-    return (b("mul", b("mul", g[0], x), b.like(2, x)),)
-
-
-def _sqrt_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value]:
-    return (b("div", b("mul", g[0], b.like(0.5, g[0])), e.result),)
-
-
 def _rsqrt_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value]:
     """d x**-1/2 = -1/2 (x**-1/2)**3 dx."""
     slope = b("mul", b("mul", b("square", e.result), e.result), b.like(-0.5, g[0]))
     return (b("mul", g[0], slope),)
-
-
-def _sigmoid_slope(b: OpBuilder, x: Value, y: Value) -> Value:
-    return b("mul", y, b("sub", b.like(1, y), y))
 
 
 def _erf_slope(b: OpBuilder, x: Value, y: Value) -> Value:
@@ -361,7 +325,9 @@ def _erf_slope(b: OpBuilder, x: Value, y: Value) -> Value:
 UNARY = (
     elementwise("neg", lambda np, x: -x, "-{0}", lambda b, e, g: (b("neg", g[0]),), "Minus x.",
                 accepted=NUMBERS, linear=linear_in_first, traits=("negate",)),
-    elementwise("relu", lambda np, x: np.maximum(x, 0), "np.maximum({0}, 0)", _relu_gradient, "max(x, 0).",
+    elementwise("relu", lambda np, x: np.maximum(x, 0), "np.maximum({0}, 0)",
+                # the result is above 0 at the same elements as the operand, which need not be kept
+                lambda b, e, g: (b("mask", b("gt", e.result, b.like(0, e.result)), g[0]),), "max(x, 0).",
                 jax="jax.nn.relu({0})", accepted=NUMBERS, number=lambda x: max(x, 0)),
     elementwise("exp", lambda np, x: np.exp(x), "np.exp({0})", slope_gradient(lambda b, x, y: y),
                 "e to the power x.", number=math.exp, traits=("exponential",)),
@@ -371,14 +337,17 @@ UNARY = (
                 slope_gradient(lambda b, x, y: b("sub", b.like(1, y), b("square", y))), "Hyperbolic tangent.",
                 number=math.tanh, traits=("hyperbolic",)),
     elementwise("sigmoid", _sigmoid, "sigmoid({0})",
-                slope_gradient(_sigmoid_slope), "1 / (1 + exp(-x)).", jax="jax.nn.sigmoid({0})",
-                number=lambda x: 0.5 * (1 + math.tanh(0.5 * x))),
-    elementwise("sqrt", lambda np, x: np.sqrt(x), "np.sqrt({0})", _sqrt_gradient, "Square root.", number=math.sqrt),
+                slope_gradient(lambda b, x, y: b("mul", y, b("sub", b.like(1, y), y))), "1 / (1 + exp(-x)).",
+                jax="jax.nn.sigmoid({0})", number=lambda x: 0.5 * (1 + math.tanh(0.5 * x))),
+    elementwise("sqrt", lambda np, x: np.sqrt(x), "np.sqrt({0})",
+                lambda b, e, g: (b("div", b("mul", g[0], b.like(0.5, g[0])), e.result),), "Square root.", number=math.sqrt),
     elementwise("rsqrt", lambda np, x: 1 / np.sqrt(x), "1 / np.sqrt({0})", _rsqrt_gradient, "1 / sqrt(x).",
                 jax="lax.rsqrt({0})", number=lambda x: 1 / math.sqrt(x)),
-    elementwise("square", lambda np, x: np.square(x), "np.square({0})", _square_gradient, "x times x.",
+    elementwise("square", lambda np, x: np.square(x), "np.square({0})",
+                lambda b, e, g: (b("mul", b("mul", g[0], e.operands[0]), b.like(2, e.operands[0])),), "x times x.",
                 accepted=NUMBERS, traits=("square",), number=lambda x: x * x),
-    elementwise("abs", lambda np, x: np.abs(x), "np.abs({0})", _abs_gradient, "Absolute value; gradient 0 at 0.",
+    elementwise("abs", lambda np, x: np.abs(x), "np.abs({0})",
+                lambda b, e, g: (b("mul", g[0], b("sign", e.operands[0])),), "Absolute value; gradient 0 at 0.",
                 jax_differentiated="{0} * jnp.sign({0})",  # the slope of `jnp.abs` at 0 is 1, and not 0
                 accepted=NUMBERS, number=abs),
     elementwise("sign", lambda np, x: np.sign(x), "np.sign({0})", no_gradient, "-1, 0 or 1; its gradient is 0.",
@@ -440,15 +409,12 @@ def _mask_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorT
     return (TensorType(check_dtypes(types[1:], NUMBERS), joint_dims(types)),)
 
 
-def _mask_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value | None, ...]:
-    return None, _to_operand(b, e, 1, b("mask", e.operands[0], g[0]))
-
-
 CHOICES = (
     elementwise("where", lambda np, c, x, y: np.where(c, x, y), "np.where({0}, {1}, {2})", _where_gradient,
                 "x where the condition holds, else y.", infer=_where_infer, linear=lambda eqn: ((1, 2),),
                 traits=("choice",), logic=_chosen),
-    elementwise("mask", lambda np, c, x: np.where(c, x, np.zeros((), x.dtype)), "np.where({0}, {1}, 0)", _mask_gradient,
+    elementwise("mask", lambda np, c, x: np.where(c, x, np.zeros((), x.dtype)), "np.where({0}, {1}, 0)",
+                lambda b, e, g: (None, _to_operand(b, e, 1, b("mask", e.operands[0], g[0]))),
                 "x where the condition holds, else 0: what a gradient passes through a choice.", infer=_mask_infer,
                 linear=lambda eqn: ((1,),), traits=("mask",)),
 )  # fmt: skip
@@ -457,7 +423,7 @@ CAST = OpDef(
     name="cast",
     arity=(1,),
     attributes=(CAST_DTYPE, SUMS),
-    infer=_cast_infer,
+    infer=lambda types, attributes: (TensorType(CAST_DTYPE.of(attributes), types[0].dims),),
     layout_rule=rule_by_name,
     linear=_keeps_sums,
     gradient=_cast_gradient,

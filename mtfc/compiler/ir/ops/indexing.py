@@ -22,7 +22,6 @@ from mtfc.compiler.ir.opdef import (
     OpDef,
     OpError,
     Shard,
-    Sizes,
     flops_per_operand,
     linear_in_first,
     no_flops,
@@ -161,10 +160,6 @@ def _scatter_add(shard: Shard, updates: Any, ids: Any) -> Any:
     return _sums_at(shard, updates, ids, shard.eqn.operands[0].type.names).astype(updates.dtype)
 
 
-def _scatter_text(code: Code) -> str:
-    return f"scatter_add({code.shape}, {code.args[0]}, {_indices_text(code)})"
-
-
 SCATTER_ADD = OpDef(
     name="scatter_add",
     arity=(2,),
@@ -177,7 +172,7 @@ SCATTER_ADD = OpDef(
     storage="kernel",
     traits=frozenset({"indexes", "scatter"}),
     evaluate=_scatter_add,
-    numpy=_scatter_text,
+    numpy=lambda code: f"scatter_add({code.shape}, {code.args[0]}, {_indices_text(code)})",
     doc="Zeros with updates added where indices into one dimension point: what a gradient passes through `gather`.",
 )
 
@@ -212,11 +207,6 @@ def _add_at(shard: Shard, table: Any, updates: Any, ids: Any) -> Any:
     return (table.astype(sums.dtype) + sums).astype(table.dtype)
 
 
-def flops_per_update(eqn: Equation, sizes: Sizes) -> Any:
-    """Return one FLOP for each element that is added."""
-    return sizes.elements(eqn.operands[1].type)
-
-
 ADD_AT = OpDef(
     name="add_at",
     arity=(3,),
@@ -225,7 +215,7 @@ ADD_AT = OpDef(
     layout_rule=lambda eqn: LayoutRule(),
     linear=lambda eqn: ((0, 1),),
     gradient=_add_at_gradient,
-    flops=flops_per_update,
+    flops=lambda eqn, sizes: sizes.elements(eqn.operands[1].type),
     storage="reduced",
     traits=frozenset({"indexes", "scatter", "in_place"}),
     evaluate=_add_at,

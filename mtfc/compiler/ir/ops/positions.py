@@ -5,7 +5,7 @@ The `distribute` rules of slice, pad and shift keep it split, and send halos ins
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -238,10 +238,6 @@ def flipped_array(shard: Shard, x: Any) -> Any:
     return shard.np.flip(x, axis)
 
 
-def _flip_text(np: str) -> Callable[[Code], str]:
-    return lambda code: f"{np}.flip({code.args[0]}, {code.axis(0, DIM_MOVED.of(code.eqn.attrs).name)})"
-
-
 # concat
 
 
@@ -284,14 +280,10 @@ def _concat(shard: Shard, *arrays: Any) -> Any:
     return shard.np.concatenate(arrays, axis)
 
 
-def _concat_text(function: str) -> Callable[[Code], str]:
-    def text(code: Code) -> str:
-        axis = code.eqn.result.type.names.index(TARGET.of(code.eqn.attrs).name) - len(
-            code.eqn.result.type.dims
-        )
-        return f"{function}([{', '.join(code.args)}], axis={axis})"
-
-    return text
+def _concat_text(code: Code) -> str:
+    names = code.eqn.result.type.names
+    axis = names.index(TARGET.of(code.eqn.attrs).name) - len(names)
+    return f"np.concatenate([{', '.join(code.args)}], axis={axis})"
 
 
 OPS = (
@@ -316,13 +308,13 @@ OPS = (
     structural(
         name="flip", attributes=(DIM_MOVED,), infer=_shift_infer, layout_rule=_shift_rule,
         gradient=lambda b, e, g: (b("flip", g[0], dim=DIM_MOVED.of(e.attrs)),), evaluate=flipped_array,
-        numpy=_flip_text("np"), jax=_flip_text("jnp"), doc="The elements of a dimension in reverse order.",
+        numpy=lambda code: f"np.flip({code.args[0]}, {code.axis(0, DIM_MOVED.of(code.eqn.attrs).name)})",
+        doc="The elements of a dimension in reverse order.",
         storage="kernel", traits=frozenset({"flip"}),
     ),
     structural(
         name="concat", attributes=(SOURCES, TARGET), infer=_concat_infer, layout_rule=_concat_rule,
-        gradient=_concat_gradient, evaluate=_concat, numpy=_concat_text("np.concatenate"),
-        jax=_concat_text("jnp.concatenate"), doc="Tensors joined along a dimension.", linear=linear_in_all,
-        storage="kernel", arity=(1, None), traits=frozenset({"concat"}),
+        gradient=_concat_gradient, evaluate=_concat, numpy=_concat_text, doc="Tensors joined along a dimension.",
+        linear=linear_in_all, storage="kernel", arity=(1, None), traits=frozenset({"concat"}),
     ),
 )  # fmt: skip

@@ -101,7 +101,7 @@ def _drawn_part(eqn: Equation) -> Drawn:
     return Drawn(dims, None if at is None else dims.index(DRAWN_AT.of(eqn.attrs)), mapped)
 
 
-def _drawing(code: Code, module: str, draw: str) -> str:
+def _drawing(code: Code, draw: str) -> str:
     """Return the call that draws. For a part of a tensor it also has the whole shape and the part's first indices."""
     part, args = _drawn_part(code.eqn), list(code.args)
     rank = len(part.dims)
@@ -110,7 +110,7 @@ def _drawing(code: Code, module: str, draw: str) -> str:
     ]
     if part.at is not None:
         index = args.pop()
-        offsets[part.at] = f"{module}.expand_dims({index}, {tuple(range(-rank, 0))})"
+        offsets[part.at] = f"np.expand_dims({index}, {tuple(range(-rank, 0))})"
     key, sizes = ", ".join(["0", f'"{code.eqn.attrs["stream"]}"', *args]), part.sizes(code.sizes)
     arguments = f"random_key({key}), {sizes}"
     if any(offsets):
@@ -119,23 +119,17 @@ def _drawing(code: Code, module: str, draw: str) -> str:
     call = f"random_{draw}({arguments})"
     if part.at is not None:
         call += f"[..., 0{', :' * (rank - 1 - part.at)}]"
-    return call if code.shape == str(code.sizes) else f"{module}.broadcast_to({call}, {code.shape})"
+    return call if code.shape == str(code.sizes) else f"np.broadcast_to({call}, {code.shape})"
 
 
-def _number_text(draw: str, module: str) -> Callable[[Code], str]:
+def _number_text(draw: str) -> Callable[[Code], str]:
     def text(code: Code) -> str:
-        drawn, dtype = _drawing(code, module, draw), code.eqn.result.type.dtype
+        drawn, dtype = _drawing(code, draw), code.eqn.result.type.dtype
         if draw == "uniform" and dtype in BELOW_ONE:
-            drawn = f"{module}.minimum({drawn}, {BELOW_ONE[dtype]})"
+            drawn = f"np.minimum({drawn}, {BELOW_ONE[dtype]})"
         return drawn if dtype == "f32" else f"{drawn}.astype({code.dtype})"
 
     return text
-
-
-def _bernoulli_text(module: str) -> Callable[[Code], str]:
-    return lambda code: (
-        f"{_drawing(code, module, 'uniform')} < {module}.float32({literal(code.eqn.attrs['p'])})"
-    )
 
 
 def _drawn(shard: Shard, draw: Callable[..., Any], numbers: Sequence[Any]) -> Any:
@@ -178,8 +172,7 @@ OPS = (
         attributes=_DRAWN,
         infer=_infer,
         evaluate=_uniform,
-        numpy=_number_text("uniform", "np"),
-        jax=_number_text("uniform", "jnp"),
+        numpy=_number_text("uniform"),
         doc="Random numbers, evenly distributed on [0, 1).",
     ),
     drawing(
@@ -187,8 +180,7 @@ OPS = (
         attributes=_DRAWN,
         infer=_infer,
         evaluate=_normal,
-        numpy=_number_text("normal", "np"),
-        jax=_number_text("normal", "jnp"),
+        numpy=_number_text("normal"),
         doc="Random numbers of mean 0 and standard deviation 1.",
     ),
     drawing(
@@ -196,8 +188,7 @@ OPS = (
         attributes=(DRAWN_DIMS, PROBABILITY, STREAM, DRAWN_AT),
         infer=_bernoulli_infer,
         evaluate=_bernoulli,
-        numpy=_bernoulli_text("np"),
-        jax=_bernoulli_text("jnp"),
+        numpy=lambda code: f"{_drawing(code, 'uniform')} < np.float32({literal(code.eqn.attrs['p'])})",
         doc="Truth values that hold with probability p.",
     ),
     creation(

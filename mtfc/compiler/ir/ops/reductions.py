@@ -147,10 +147,6 @@ def reduction(
     )
 
 
-def _sum_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value]:
-    return (b.broadcast(g[0], e.operands[0].type),)
-
-
 def _extremum_gradient(sought: Callable[[OpBuilder, Value], Value]) -> Gradient:
     """Give the cotangent to the first element that attains the extremum.
 
@@ -223,10 +219,6 @@ def _distribute_argmax(b: BlockRewriter, eqn: Equation) -> tuple[Value] | None:
     return (build("min", build("where", hit, place, build.constant(dim.size, "i32")), over=(split.blocks,)),)
 
 
-def _argmax_text(module: str) -> Callable[[Code], str]:
-    return lambda code: f"{module}.argmax({code.args[0]}, axis={axes_text(code)}).astype({module}.int32)"
-
-
 ARGMAX = of_one(
     name="argmax",
     attributes=(OVER_ONE,),
@@ -234,8 +226,7 @@ ARGMAX = of_one(
     layout_rule=needs_whole,
     distribute=_distribute_argmax,
     evaluate=_argmax,
-    numpy=_argmax_text("np"),
-    jax=_argmax_text("jnp"),
+    numpy=lambda code: f"np.argmax({code.args[0]}, axis={axes_text(code)}).astype(np.int32)",
     doc="Index of the largest element along one dimension, the lowest among equals.",
 )
 
@@ -375,7 +366,7 @@ OPS = (
     reduction(
         "sum",
         layout_rule=_partial("sum"),
-        gradient=_sum_gradient,
+        gradient=lambda b, e, g: (b.broadcast(g[0], e.operands[0].type),),
         linear=linear_in_first,
         traits=frozenset({"sum"}),
         doc="Sum over dimensions.",

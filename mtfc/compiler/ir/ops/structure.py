@@ -5,18 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from math import prod
 from typing import Any
 
 from mtfc.compiler.ir.attributes import DIMS, MAPPING, Attribute
-from mtfc.compiler.ir.core import Equation, Value
+from mtfc.compiler.ir.core import Equation
 from mtfc.compiler.ir.opdef import (
     Attrs,
-    Code,
     LayoutRule,
-    OpBuilder,
     OpDef,
     OpError,
     Shard,
@@ -25,7 +23,7 @@ from mtfc.compiler.ir.opdef import (
     rule_by_name,
 )
 from mtfc.compiler.ir.ops.elementwise import align, dims_text
-from mtfc.compiler.ir.types import Dim, Mesh, TensorType
+from mtfc.compiler.ir.types import Dim, TensorType
 from mtfc.compiler.records import frozen
 
 TARGET_DIMS = Attribute("dims", DIMS)
@@ -76,21 +74,12 @@ def _broadcast(shard: Shard, x: Any) -> Any:
     return shard.np.broadcast_to(align(x, eqn.operands[0].type.names, eqn.result.type.names), shard.shape)
 
 
-def _broadcast_text(module: str) -> Callable[[Code], str]:
-    return lambda code: f"{module}.broadcast_to({code.aligned[0]}, {code.shape})"
-
-
 def _transpose_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, ...]:
     if set(TARGET_DIMS.of(attributes)) != set(types[0].dims):
         raise OpError(
             f"cannot transpose {dims_text(types[0].dims)} to {dims_text(TARGET_DIMS.of(attributes))}"
         )
     return (TensorType(types[0].dtype, TARGET_DIMS.of(attributes)),)
-
-
-def _transpose(shard: Shard, x: Any) -> Any:
-    eqn = shard.eqn
-    return align(x, eqn.operands[0].type.names, eqn.result.type.names)
 
 
 # rename, reshape
@@ -106,14 +95,6 @@ def _rename_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[Tenso
         if old.size != new.size:
             raise OpError(f"cannot rename `{old.name}` (size {old.size}) to `{new.name}` (size {new.size})")
     return replaced(types[0], renaming(attributes))
-
-
-def _rename_rule(eqn: Equation) -> LayoutRule:
-    return LayoutRule(index={old.name: new.name for old, new in renaming(eqn.attrs).items()})
-
-
-def _rename_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value]:
-    return (b("rename", g[0], mapping=tuple((new, old) for old, new in renaming(e.attrs).items())),)
 
 
 def _reshape_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, ...]:
@@ -156,51 +137,37 @@ def _reshape_rule(eqn: Equation) -> LayoutRule:
     return LayoutRule(index=index, whole=frozenset(eqn.result.type.names) - split)
 
 
-def _reshape_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value]:
-    return (b("reshape", b.ordered(g[0], e.result.type.dims), dims=e.operands[0].type.dims),)
-
-
-def _reshape_text(code: Code) -> str:
-    return f"{code.args[0]}.reshape({code.shape})"
-
-
-# after
-
-
-def _after_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, ...]:
-    return (types[0],)
-
-
-def _after_place(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorType, ...]:
-    """Operands behind the first may have any type, as their elements are not read."""
-    return (eqn.operands[0].type,)
-
-
 OPS = (
     structural(
         name="broadcast", attributes=(TARGET_DIMS,), infer=_broadcast_infer, layout_rule=rule_by_name,
         gradient=lambda b, e, g: (b.sum_to(g[0], e.operands[0].type.dims),), evaluate=_broadcast,
-        numpy=_broadcast_text("np"), jax=_broadcast_text("jnp"), doc="x repeated along new dimensions.",
-        traits=frozenset({"broadcast"}), logic=_as_operand,
+        numpy=lambda code: f"np.broadcast_to({code.aligned[0]}, {code.shape})",
+        doc="x repeated along new dimensions.", traits=frozenset({"broadcast"}), logic=_as_operand,
     ),
     structural(
         name="transpose", attributes=(TARGET_DIMS,), infer=_transpose_infer, layout_rule=rule_by_name,
-        gradient=lambda b, e, g: (g[0],), evaluate=_transpose, numpy="{0}",
+        gradient=lambda b, e, g: (g[0],), numpy="{0}",
+        evaluate=lambda shard, x: align(x, shard.eqn.operands[0].type.names, shard.eqn.result.type.names),
         doc="x with its dimensions stored in another order.", traits=frozenset({"transpose"}), logic=_as_operand,
     ),
     structural(
-        name="rename", attributes=(RENAMED,), infer=_rename_infer, layout_rule=_rename_rule, gradient=_rename_gradient,
+        name="rename", attributes=(RENAMED,), infer=_rename_infer,
+        layout_rule=lambda eqn: LayoutRule({old.name: new.name for old, new in renaming(eqn.attrs).items()}),
+        gradient=lambda b, e, g: (b("rename", g[0], mapping=tuple((y, x) for x, y in renaming(e.attrs).items())),),
         evaluate=lambda shard, x: x, numpy=lambda code: code.args[0],
         doc="The same data under other dimension names, and so perhaps in another layout.",
         traits=frozenset({"rename"}), logic=_as_operand,
     ),
     structural(
         name="reshape", attributes=(TARGET_DIMS,), infer=_reshape_infer, layout_rule=_reshape_rule,
-        gradient=_reshape_gradient, evaluate=lambda shard, x: x.reshape(shard.shape), numpy=_reshape_text,
+        gradient=lambda b, e, g: (b("reshape", b.ordered(g[0], e.result.type.dims), dims=e.operands[0].type.dims),),
+        evaluate=lambda shard, x: x.reshape(shard.shape), numpy=lambda code: f"{code.args[0]}.reshape({code.shape})",
         doc="Dimensions split and merged, row-major.", traits=frozenset({"reshape"}), logic=_as_operand,
     ),
     structural(
-        name="after", infer=_after_infer, place=_after_place, layout_rule=rule_by_name,
+        name="after", infer=lambda types, attributes: (types[0],), layout_rule=rule_by_name,
+        # operands behind the first may have any type, as their elements are not read
+        place=lambda opdef, eqn, mesh: (eqn.operands[0].type,),
         gradient=lambda b, e, g: (g[0], *(None for _ in e.operands[1:])), evaluate=lambda shard, x, *others: x,
         numpy=lambda code: code.args[0], jax=lambda code: f"lax.optimization_barrier(({', '.join(code.args)},))[0]",
         doc="The same data as an array of its own, which no compiler reads before it knows the other operands.",

@@ -21,7 +21,6 @@ from mtfc.compiler.ir.opdef import (
     Bridge,
     Code,
     LayoutRule,
-    OpBuilder,
     OpError,
     Shard,
     flops_per_operand,
@@ -159,15 +158,6 @@ def _fold_rule(eqn: Equation) -> LayoutRule:
     return LayoutRule({g.out.name: None, g.kernel.name: None}, frozenset({g.source.name}), bridge=bridge)
 
 
-def _window_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value]:
-    """Padding is constant, so `fold` drops its cotangents."""
-    return (b("fold", g[0], **attrs.asdict(geometry(e.attrs), recurse=False)),)
-
-
-def _fold_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value]:
-    return (b("window", g[0], **window_attrs(geometry(e.attrs), 0.0)),)
-
-
 def _window(shard: Shard, x: Any) -> Any:
     np, g = shard.np, geometry(shard.eqn.attrs)
     axis = shard.eqn.operands[0].type.names.index(g.source.name)
@@ -280,13 +270,16 @@ def _distribute_fold(b: BlockRewriter, eqn: Equation) -> tuple[Value] | None:
 
 WINDOW = structural(
     name="window", attributes=(*WINDOW_ATTRIBUTES, VALUE), infer=_window_infer, layout_rule=_window_rule,
-    gradient=_window_gradient, evaluate=_window, numpy=_window_text,
+    # padding is constant, so `fold` drops its cotangents
+    gradient=lambda b, e, g: (b("fold", g[0], **attrs.asdict(geometry(e.attrs), recurse=False)),),
+    evaluate=_window, numpy=_window_text,
     doc="The sliding windows of a dimension: element k of window o is element o * stride + k * dilation of the padded x.",
     linear=linear_if_zero, distribute=_distribute_window, traits=frozenset({"window"}),
 )  # fmt: skip
 
 FOLD = structural(
-    name="fold", attributes=WINDOW_ATTRIBUTES, infer=_fold_infer, layout_rule=_fold_rule, gradient=_fold_gradient,
+    name="fold", attributes=WINDOW_ATTRIBUTES, infer=_fold_infer, layout_rule=_fold_rule,
+    gradient=lambda b, e, g: (b("window", g[0], **window_attrs(geometry(e.attrs), 0.0)),),
     evaluate=_fold, numpy=_fold_text, flops=flops_per_operand, storage="kernel", distribute=_distribute_fold,
     doc="The elements of sliding windows added up where they came from: the gradient of `window`.",
     traits=frozenset({"fold"}),

@@ -28,7 +28,7 @@ from mtfc.compiler.ir.builder import Builder, Names, VerifyError
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value, walk
 from mtfc.compiler.ir.loops import (
     WHILE,
-    by_role,
+    NewLoop,
     carried,
     dim_of,
     has_condition,
@@ -41,7 +41,7 @@ from mtfc.compiler.ir.loops import (
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.creation import VALUE
 from mtfc.compiler.ir.printer import equation_text
-from mtfc.compiler.ir.rewrite import Substitution, fresh_copy, names_of
+from mtfc.compiler.ir.rewrite import Substitution, names_of
 from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Dim
 from mtfc.compiler.records import define, frozen
 
@@ -270,17 +270,10 @@ class Carry:
 
 
 @define
-class BackwardLoop:
-    """Collects the arguments and outputs of the backward loop; `outer` builds around the loop, `inner` inside it.
+class BackwardLoop(NewLoop):
+    """Collects the arguments and outputs of the backward loop."""
 
-    given: operands that are no carries, with their arguments.
-    """
-
-    outer: Builder
-    inner: Builder
-    dim: Dim
     carries: list[Carry] = attrs.field(factory=list)
-    given: list[tuple[Value, Argument]] = attrs.field(factory=list)
     yields: list[tuple[Output, Argument]] = attrs.field(factory=list)
 
     def cotangent(self, owner: Argument, seed: Value, total: Value | None, grad: Value | None) -> None:
@@ -299,16 +292,12 @@ class BackwardLoop:
             Carry(self.outer.zeros(total.type), total, inner.ordered(after, total.type.dims), owner)
         )
 
-    def append(self, name: str, like: Equation) -> Equation:
+    def finish(self, name: str, like: Equation) -> Equation:
         """Append the loop and return it."""
-        carries = [(carry.start, Argument(carry.value, "carried")) for carry in self.carries]
-        given = by_role([*carries, *self.given])
-        outputs = [Output(c.value.name, c.after, c.value.name) for c in self.carries]
-        outputs += [output for output, _ in self.yields]
-        region = Function(name, tuple(a for _, a in given), tuple(self.inner.body), tuple(outputs))
-        loop = make_loop(self.outer.names, fresh_copy(region), [v for v, _ in given], like)
-        self.outer.append(loop)
-        return loop
+        self.given += [(carry.start, Argument(carry.value, "carried")) for carry in self.carries]
+        self.outputs = [Output(c.value.name, c.after, c.value.name) for c in self.carries]
+        self.outputs += [output for output, _ in self.yields]
+        return self.append(name, like)
 
     def owners(self) -> list[Argument]:
         """Return for each result of the loop the forward argument whose cotangent it is."""
@@ -450,7 +439,7 @@ def pull_back(
     like = attrs.evolve(
         eqn, attrs={**eqn.attrs, "reverse": not eqn.attrs["reverse"]}, stage="backward", path=None
     )
-    made = loop.append(region.name, like)
+    made = loop.finish(region.name, like)
     operands = {argument.value: operand for operand, argument in pairs(eqn)}
     return [
         (operands[owner.value], result) for owner, result in zip(loop.owners(), made.results, strict=True)

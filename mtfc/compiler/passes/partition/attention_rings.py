@@ -26,8 +26,8 @@ from typing import Any
 import attrs
 
 from mtfc.compiler.ir.builder import Builder, Names
-from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Value
-from mtfc.compiler.ir.loops import make_loop, plain_loop
+from mtfc.compiler.ir.core import Attr, Equation, Output, Value
+from mtfc.compiler.ir.loops import NewLoop, plain_loop
 from mtfc.compiler.ir.ops.attention import (
     COLUMNS,
     HIGH,
@@ -287,34 +287,20 @@ class RingBuilder:
         """Return the state after a loop over so many hops. Each sends the block on and attends to it at the same time."""
         b = self.build
         numbers = b("add", b("range", dim=hops), b.constant(1, "i32"))
-        names = Names()
-        inner = Builder(names, b.span, b.stage)
-
-        def argument(value: Value, type: Any, role: Any) -> Argument:
-            return Argument(Value(names.fresh(value.name), type), role)
-
-        carried = [argument(value, value.type, "carried") for value in flat(state)]
-        known = [*flat(fixed), *self._others()]
-        invariant = [argument(value, value.type, "invariant") for value in known]
-        number = argument(numbers, attrs.evolve(numbers.type, dims=(), splits=()), "sliced")
-        inside = attrs.evolve(
-            self,
-            build=inner,
-            eqns=self._with_others([each.value for each in invariant[len(known) - len(self._others()) :]]),
-        )
-        before = like(state, iter([each.value for each in carried]))
-        own = like(fixed, iter([each.value for each in invariant]))
+        inner = Builder(Names(), b.span, b.stage)
+        loop = NewLoop(b, inner, hops)
+        before = like(state, iter([loop.argument(value, "carried") for value in flat(state)]))
+        own = like(fixed, iter([loop.argument(value, "invariant") for value in flat(fixed)]))
+        others = [loop.argument(value, "invariant") for value in self._others()]
+        number = loop.argument(numbers, "sliced")
+        inside = attrs.evolve(self, build=inner, eqns=self._with_others(others))
         sent = inside._shifted(inner, before[2])
-        after = inside._step(inner, own, inside._handed_on(inner, before), number.value)
+        after = inside._step(inner, own, inside._handed_on(inner, before), number)
         after = *after[:2], sent, after[3]
-        outputs = tuple(
-            Output(each.value.name, value, updates=each.value.name)
-            for each, value in zip(carried, flat(after), strict=True)
-        )
-        region = Function(hops.name, (*carried, *invariant, number), tuple(inner.body), outputs)
-        operands = (*flat(state), *known, numbers)
+        for carry, value in zip(flat(before), flat(after), strict=True):
+            loop.outputs.append(Output(carry.name, value, carry.name))
         results = tuple(Value(b.names.fresh(value.name), value.type) for value in flat(state))
-        b.append(make_loop(b.names, region, operands, plain_loop(hops, b), results))
+        loop.append(hops.name, plain_loop(hops, b), results)
         return like(state, iter(results))
 
     def _others(self) -> list[Value]:

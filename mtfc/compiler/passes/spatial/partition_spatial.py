@@ -12,16 +12,13 @@ After this pass the program declares the new dimensions, and its layout has rule
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import ClassVar
 
-import attrs
-
-from mtfc.compiler.ir.builder import Builder, Names
+from mtfc.compiler.ir.builder import Builder
 from mtfc.compiler.ir.core import Equation, Function, Program, Value
-from mtfc.compiler.ir.loops import map_regions
 from mtfc.compiler.ir.ops import OPS
-from mtfc.compiler.ir.rewrite import Substitution, names_of
+from mtfc.compiler.ir.rewrite import Rewrite, rewritten
 from mtfc.compiler.ir.types import Axes, Dim, Mesh, Rules, TensorType
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.partition.layout_rules import LayoutRules
@@ -54,21 +51,17 @@ class SpatialPartitioner:
 
     def function(self, function: Function) -> Function:
         """Rewrite a function, or the region of a loop."""
-        names = names_of(function)
-        defined = {value: eqn for eqn in function.body for value in eqn.results}
-        body: list[Equation] = []
-        for eqn in function.body:
-            body += self._equations(map_regions(eqn, self.function), names, defined)
-        return attrs.evolve(function, body=tuple(body))
+        return rewritten(function, self._rule)
 
-    def _equations(self, eqn: Equation, names: Names, defined: Mapping[Value, Equation]) -> list[Equation]:
-        rule = None if eqn.regions else OPS[eqn.op].distribute
-        if rule is None:
-            return [eqn]
-        build = Builder(names, eqn.span, eqn.stage)
-        blocks = PositionBlocks(build, self.axes, self.mesh.size, defined.get, self.dims)
-        results = rule(blocks, eqn)
-        return [eqn] if results is None else _with_results(eqn, build, results)
+    def _rule(self, function: Function) -> Rewrite:
+        defined = {value: eqn for eqn in function.body for value in eqn.results}
+
+        def distributed(build: Builder, eqn: Equation) -> Sequence[Value] | None:
+            rule = OPS[eqn.op].distribute
+            blocks = PositionBlocks(build, self.axes, self.mesh.size, defined.get, self.dims)
+            return rule and rule(blocks, eqn)
+
+        return distributed
 
     def axes(self, eqn: Equation, dim: Dim) -> Axes:
         """Return the axes that split `dim` in an equation.
@@ -85,15 +78,3 @@ class SpatialPartitioner:
 def _others(type: TensorType, dim: Dim, rules: Rules) -> list[str]:
     """Return the axes that split the other dimensions of a tensor."""
     return [axis for other in type.dims if other != dim for axis in rules.get(other.name)]
-
-
-def _with_results(eqn: Equation, build: Builder, results: tuple[Value, ...]) -> list[Equation]:
-    """Return the equations that a rule has built, and give their results the names of the results that they replace."""
-    old = Substitution()
-    for value, result in zip(eqn.results, results, strict=True):
-        made = build.ordered(result, value.type.dims)
-        assert made.type == value.type, f"{eqn.op} is distributed as {made.type}, not {value.type}"
-        is_new = any(made in each.results for each in build.body)
-        old[made if is_new else build("transpose", made, dims=made.type.dims)] = value
-    body = [old.equation(each) for each in build.body]
-    return [attrs.evolve(e, path=eqn.path) if eqn.results[0] in e.results else e for e in body]
