@@ -19,6 +19,7 @@ from itertools import accumulate, product
 from typing import Any
 
 import attrs
+import numpy as np
 
 from mtfc.compiler.diagnostics import Diagnostics, Label, nearest
 from mtfc.compiler.ir.core import Parameter, Program
@@ -159,8 +160,6 @@ def _gathered(
     theirs: Mapping[TensorLink, StoredArray],
 ) -> Array:
     """Read a parameter, tensor by tensor."""
-    import numpy as np
-
     values = np.empty(shape, numpy_type(dtype))
     for link, wanted in places:
         for part, numbers in link.split(theirs[link].read()):
@@ -358,8 +357,6 @@ class TensorLink:
 
     def joined(self, values: Mapping[str, Array]) -> Array:
         """Return the tensor from the values of parameters by name."""
-        import numpy as np
-
         parts = [part.taken(values[part.parameter.name]) for part in self.parts]
         return np.concatenate(parts, self.rule.join) if len(parts) > 1 else parts[0]
 

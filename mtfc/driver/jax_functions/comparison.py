@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
+from mtfc.backends.common.devices import import_jax
 from mtfc.backends.exact.jaxprs import is_key, with_key, without_key
 from mtfc.compiler.ir.attributes import INTEGER_RANGE
 from mtfc.compiler.ir.types import ARRAY_DTYPES
@@ -24,6 +25,8 @@ from mtfc.frontend.jaxpr.tracing import by_place, value_of
 if TYPE_CHECKING:
     from mtfc.driver.jax_functions.plan import Plan
     from mtfc.frontend.jaxpr.importing import Leaf
+
+jax = import_jax()
 
 LIMIT = {
     "f64": 1e-9,
@@ -202,8 +205,6 @@ def _by_roads(
     plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any], budget: float | None
 ) -> PlanVerification:
     """Compare the results of the roads on some arguments. Without those of the plain function, nothing is compared."""
-    import jax
-
     plan.check_arguments(args, kwargs)
     args, kwargs = jax.tree.map(value_of, by_place(plan.function, args, kwargs))
     own_mesh, narrowest = plan.imported.flat.mesh, narrowest_dtype(plan)
@@ -241,8 +242,6 @@ ON_ITS_MESH = "the function on its own mesh"
 
 def of_one_device(mesh: Any) -> Any:
     """Return a mesh of one device with the same axes."""
-    import jax
-
     first = mesh.devices.ravel()[:1].reshape((1,) * mesh.devices.ndim)
     return jax.sharding.Mesh(first, mesh.axis_names, axis_types=mesh.axis_types)
 
@@ -264,11 +263,9 @@ def narrowest_dtype(plan: Plan) -> str:
 
 def perturbed(leaves: Sequence[Any], narrowest: str) -> Iterator[list[Any]]:
     """Yield arguments that differ by some roundings of the narrowest dtype."""
-    import jax
 
     def rounding(dtype: Any) -> float:
-        finfo: Any = jax.numpy.finfo
-        info = finfo(dtype)
+        info = jax.numpy.finfo(dtype)
         return float(info.eps) * ROUNDINGS.get(info.bits, 4)
 
     least = rounding(ARRAY_DTYPES[narrowest])
@@ -299,8 +296,6 @@ def spread_of(expected: Sequence[Any], others: Sequence[Sequence[Any]]) -> list[
 
 
 def _is_float(x: Any) -> bool:
-    import jax
-
     return bool(jax.numpy.issubdtype(getattr(x, "dtype", int), jax.numpy.floating))
 
 
@@ -336,8 +331,6 @@ def drawn_arguments(plan: Plan, seed: int, kind: str = "mixed") -> tuple[tuple[A
 
     The state of an optimizer, an argument that is returned anew beside the first, gets positive numbers, as second moments are.
     """
-    import jax
-
     random = np.random.default_rng(seed)
     leaves = [_drawn(leaf, random, KINDS[kind]) for leaf in plan.imported.inputs if leaf.constant is None]
     found: tuple[tuple[Any, ...], dict[str, Any]] = jax.tree.unflatten(plan.imported.flat.in_tree, leaves)
@@ -355,8 +348,6 @@ def with_far_indices(
 
     So indices out of range are compared, too. A `while` may run as often as an integer says: its program keeps small numbers.
     """
-    import jax
-
     random = np.random.default_rng(seed)
     sizes = [1, *(dim.size for dim in plan.imported.program.dims.values())]
     leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)))
@@ -381,8 +372,6 @@ def with_far_indices(
 
 def _is_finite(plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Return True if all results of the function are finite numbers, on one device."""
-    import jax
-
     own_mesh = plan.imported.flat.mesh
     with on_mesh(own_mesh and of_one_device(own_mesh)):
         found = jax.tree.leaves(jax.jit(plan.function)(*args, **kwargs))
@@ -390,8 +379,6 @@ def _is_finite(plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bo
 
 
 def _drawn(leaf: Leaf, random: Any, changed: Callable[[Any], Any]) -> Any:
-    import jax
-
     if leaf.key is not None:
         return with_key(random.integers(0, 2**32, leaf.shape, np.uint32), leaf.key)
     if leaf.dtype == "bool":

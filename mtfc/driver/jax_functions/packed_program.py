@@ -12,10 +12,14 @@ from typing import Any
 
 import attrs
 
+from mtfc.backends.common.devices import import_jax, setting_kept
 from mtfc.backends.common.module import KINDS
+from mtfc.backends.registry import BACKENDS
 from mtfc.compiler.ir.core import Function
 from mtfc.compiler.ir.types import ARRAY_DTYPES
 from mtfc.frontend.jaxpr.importing import Imported
+
+jax = import_jax()
 
 TABLES = {role: table for table, role in KINDS.items()}
 """Role of an argument -> the name of its table in a module."""
@@ -32,9 +36,6 @@ class PackedProgram:
 
     @cached_property
     def module(self) -> Any:
-        from mtfc.backends.common.devices import setting_kept
-        from mtfc.backends.registry import BACKENDS
-
         with setting_kept("jax_enable_x64"):  # the caller decides, as for the function
             return BACKENDS["jax"].load(self.text)
 
@@ -44,8 +45,6 @@ class PackedProgram:
 
     def arguments(self, leaves: Sequence[Any]) -> dict[str, Any]:
         """Return packed arguments by name, from the leaves of the user's arguments."""
-        import jax
-
         given, rest = {}, iter(leaves)
         for leaf in self.imported.inputs:
             x = leaf.constant if leaf.constant is not None else next(rest)
@@ -55,8 +54,6 @@ class PackedProgram:
 
     def placed(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return copies of packed arguments on the devices."""
-        import jax
-
         return {
             name: jax.device_put(jax.numpy.array(x), self._sharding(name))
             for name, x in given.items()
@@ -65,11 +62,8 @@ class PackedProgram:
 
     def abstract(self) -> dict[str, Any]:
         """Return packed arguments as `jax.ShapeDtypeStruct`s with shardings."""
-        import jax
-
-        struct: Any = jax.ShapeDtypeStruct
         return {
-            leaf.name: struct(
+            leaf.name: jax.ShapeDtypeStruct(
                 tuple(dim.size for dim in leaf.flat_dims),
                 jax.numpy.dtype(ARRAY_DTYPES[leaf.dtype]),
                 sharding=self._sharding(leaf.name),
@@ -79,9 +73,7 @@ class PackedProgram:
         }
 
     def _sharding(self, name: str) -> Any:
-        from jax.sharding import NamedSharding
-
-        return NamedSharding(self.mesh, self.module.LAYOUTS[TABLES[self.roles[name]]][name])
+        return jax.sharding.NamedSharding(self.mesh, self.module.LAYOUTS[TABLES[self.roles[name]]][name])
 
     def run(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Run the module on packed arguments, and return all packed outputs by name."""
@@ -99,21 +91,16 @@ class PackedProgram:
     @cached_property
     def _train_step(self) -> Any:
         """The module's step without donation: the caller says what to donate."""
-        import jax
-
         return jax.jit(self.module.train_step.__wrapped__)
 
     def results(self, outputs: Mapping[str, Any]) -> list[Any]:
         """Return packed outputs as the leaves of the function's own results."""
-        import jax
-
         found = []
         for leaf in self.imported.outputs:
             x = outputs[leaf.name].reshape(leaf.shape)
             if leaf.key is not None:  # JAX splits no words of a key
-                spec: Any = jax.sharding.PartitionSpec
-                whole: Any = jax.lax.with_sharding_constraint
-                x = whole(x, jax.sharding.NamedSharding(self.mesh, spec()))
+                whole = jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec())
+                x = jax.lax.with_sharding_constraint(x, whole)
                 x = jax.random.wrap_key_data(x, impl=leaf.key)
             found.append(x)
         return found

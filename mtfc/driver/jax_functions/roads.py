@@ -16,9 +16,12 @@ from typing import Any
 import attrs
 import numpy as np
 
+from mtfc.backends.common.devices import import_jax, reserve
 from mtfc.backends.exact.jaxprs import with_key, without_key
 from mtfc.driver.verification import checks
 from mtfc.driver.verification.results import CheckResult
+
+jax = import_jax()
 
 Arrays = Sequence[Any]
 
@@ -47,7 +50,6 @@ class Road:
 
         mesh: of the function, or None.
         """
-        import jax
         from jax import export
 
         def flat(*leaves: Any) -> list[Any]:
@@ -72,19 +74,14 @@ class Road:
 
     def results(self) -> list[Arrays]:
         """Return the leaves of the results for each draw, of NumPy."""
-        import jax
-
         function = self.function or self._loaded()
         return [[np.asarray(x) for x in jax.tree.leaves(function(*draw))] for draw in self.draws]
 
-    def _loaded(self) -> Callable[..., Any]:
-        import jax
-
+    def _loaded(self) -> Any:
         exported = pickle.loads(self.text)
         devices = np.array(jax.devices()[: self.devices]).reshape([*self.axes.values()])
         mesh = jax.sharding.Mesh(devices, tuple(self.axes))
-        spec: Any = jax.sharding.PartitionSpec
-        whole = jax.sharding.NamedSharding(mesh, spec())
+        whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
         return jax.jit(exported.call, in_shardings=whole)
 
 
@@ -112,10 +109,8 @@ def checks_of(roads: Sequence[Road], seconds: float) -> Sequence[checks.Check]:
 
 def _sent(roads: Sequence[Road], seconds: float, is_wide: bool) -> Sequence[checks.Check]:
     """Return the checks in a child, where JAX starts with as many devices as they need."""
-    from mtfc.backends.common.devices import import_jax, reserve
-
     reserve(max(road.devices for road in roads))
-    import_jax().config.update("jax_enable_x64", is_wide)
+    jax.config.update("jax_enable_x64", is_wide)
     return checks_of(roads, seconds)
 
 
@@ -124,15 +119,12 @@ def computed(roads: Sequence[Road], seconds: float, budget: float | None) -> Ite
 
     Programs that JAX does not export run in this process, where no time can be kept.
     """
-    import jax
-
     known = checks_of(roads, seconds)
     if not all(road.text for road in roads):
         yield from checks.results_here(known)
         return
     sent = [attrs.evolve(road, function=None) for road in roads]
-    config: Any = jax.config
-    arguments = (sent, seconds, bool(config.jax_enable_x64))
+    arguments = (sent, seconds, bool(jax.config.jax_enable_x64))
     yield from checks.results(
         known, checks.Remade("mtfc.driver.jax_functions.roads:_sent", arguments), budget
     )
@@ -140,6 +132,4 @@ def computed(roads: Sequence[Road], seconds: float, budget: float | None) -> Ite
 
 def on_mesh(mesh: Any) -> AbstractContextManager[Any]:
     """Return a context with a mesh, or with none."""
-    import jax
-
     return nullcontext() if mesh is None else jax.sharding.set_mesh(mesh)

@@ -12,9 +12,12 @@ from typing import Any
 
 import attrs
 
+from mtfc.backends.common.devices import import_jax
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import ITEM_BYTES, Axes, Dim, Mesh
 from mtfc.frontend.jaxpr.importing import Leaf
+
+jax = import_jax()
 
 
 @attrs.frozen
@@ -77,11 +80,10 @@ def one_use(dims: Iterable[Sequence[Dim]], rules: Mapping[str, Axes]) -> dict[st
 
 def spec_of(dims: Iterable[Sequence[Dim]], rules: Mapping[str, Axes], mesh: Mesh) -> Any:
     """Return the `PartitionSpec` of an array whose axes have some factors."""
-    import jax
-
-    spec: Any = jax.sharding.PartitionSpec
     entries = [axes_of(each, rules, mesh)[0] for each in dims]
-    return spec(*(axes if len(axes) > 1 else axes[0] if axes else None for axes in entries))
+    return jax.sharding.PartitionSpec(
+        *(axes if len(axes) > 1 else axes[0] if axes else None for axes in entries)
+    )
 
 
 def sharding_tree(tree: Any, shardings: Sequence[Any]) -> Any:
@@ -90,8 +92,6 @@ def sharding_tree(tree: Any, shardings: Sequence[Any]) -> Any:
     A node whose class refuses leaves that are no arrays has one sharding for all its leaves, as `jax.jit` allows. Raises
     `ValueError` if its leaves have different ones.
     """
-    import jax
-
     try:
         return jax.tree.unflatten(tree, shardings)
     except Exception:  # the class of a node of the user may refuse them by any exception
@@ -120,8 +120,6 @@ def entry_axes(entry: Any) -> Axes:
 
 def explicit_axes(mesh: Any) -> frozenset[str]:
     """Return the axes of a mesh of JAX that have the type Explicit."""
-    import jax
-
     pairs = zip(mesh.axis_names, mesh.axis_types, strict=True)
     return frozenset(name for name, kind in pairs if kind == jax.sharding.AxisType.Explicit)
 

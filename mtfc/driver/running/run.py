@@ -22,6 +22,7 @@ from time import monotonic
 from typing import Any
 
 import attrs
+import numpy as np
 
 from mtfc.backends.common import allocator
 from mtfc.compiler.activity import doing, each_of
@@ -382,8 +383,6 @@ class TrainingRun:
         self.cause = cause_in_step(program, self.resizing.case(program), start, say)
 
     def _save(self, parameters: Arrays, steps: Sequence[StepRecord]) -> None:
-        import numpy as np
-
         assert self.save is not None
         if "loss" in parameters:
             say(f"{self.save} has no losses: a parameter is called `loss`")
@@ -392,8 +391,6 @@ class TrainingRun:
 
 
 def _all_finite(arrays: Arrays) -> bool:
-    import numpy as np
-
     return all(bool(np.isfinite(array).all()) for array in arrays.values())
 
 
@@ -426,8 +423,6 @@ class BatchResults:
 
     def joined(self) -> Arrays:
         """Join each output of all batches along the rows; scalars become a row."""
-        import numpy as np
-
         if len(self.parts) == 1:
             return dict(self.parts[0])
         columns = {name: [np.atleast_1d(part[name]) for part in self.parts] for name in self.parts[0]}
@@ -435,8 +430,6 @@ class BatchResults:
 
     def mean(self, name: str) -> float:
         """Return the mean of an output over all batches: each weighs by its count, or else by its number of rows."""
-        import numpy as np
-
         means = [float(np.mean(part[name], dtype=np.float64)) for part in self.parts]
         weights = self.counts.get(name, self.rows or (1,) * len(means))
         return weighted_mean(list(zip(means, weights, strict=True)))
@@ -537,8 +530,6 @@ class Rewind:
 
     def _copy(self, step: int) -> StepInputs:
         """Copy the arrays: JAX arrays on CPUs are views of a buffer that the next step may overwrite."""
-        import numpy as np
-
         kinds = (self.session.parameters(), self.session.optimizer_state())
         parameters, state = ({name: np.array(array) for name, array in arrays.items()} for arrays in kinds)
         return StepInputs(parameters, state, {}, step)

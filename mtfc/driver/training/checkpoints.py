@@ -27,6 +27,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import numpy as np
 
 from mtfc.backends.common.devices import Unavailable, import_jax
 from mtfc.driver.data.array_files import numpy_type
@@ -360,7 +361,6 @@ class Saving:
 
     def _steps_of_minutes(self, seconds: float) -> int:
         """Return the number of steps until the next checkpoint. seconds: of a step, as process 0 measures them."""
-        import numpy as np
         from jax.experimental import multihost_utils
 
         assert self.minutes is not None
@@ -477,8 +477,6 @@ class Checks:
 
 def _checks(arrays: Mapping[str, Any]) -> Callable[[], Checks]:
     """Start to check arrays, which may be donated afterwards; return a function that waits for the result."""
-    import numpy as np
-
     jax = import_jax()
     devices = next(iter(arrays.values())).devices()
     on_cpu = next(iter(devices)).platform == "cpu"
@@ -504,8 +502,6 @@ def _checks_on_host(parts: Mapping[str, Sequence[Any]]) -> Checks:
 
 
 def _is_finite(part: Any) -> bool:
-    import numpy as np
-
     flat = part.reshape(-1)
     if np.issubdtype(part.dtype, np.integer) or part.dtype == bool:
         return True
@@ -621,7 +617,6 @@ def _has_grown(before: tuple[int, ...], now: tuple[int, ...]) -> bool:
 
 def _filled(begun: Any, stored: Any) -> Any:
     """Return an array as it begins, with the stored numbers at the start of each dimension."""
-    import numpy as np
     from jax.experimental.multihost_utils import process_allgather
 
     whole = np.array(begun if begun.is_fully_addressable else process_allgather(begun, tiled=True))

@@ -19,6 +19,7 @@ from threading import Thread
 from typing import Any, Protocol
 
 import attrs
+import numpy as np
 
 from mtfc.backends.common.shares import Share
 from mtfc.compiler.diagnostics import CompileError, Diagnostic, Span
@@ -150,8 +151,6 @@ class DataInput:
 
         place: names the row with a given position in the array, for the message.
         """
-        import numpy as np
-
         if self.type.dtype not in FLOATS and array.dtype.kind in "iu" and array.size:
             self._check_range(array, place)
         with np.errstate(over="ignore"):
@@ -159,8 +158,6 @@ class DataInput:
 
     def _check_range(self, array: Array, place: Callable[[int], str]) -> None:
         """Raise `CompileError` if an integer is out of range. Dtypes whose integers are all in range cost nothing."""
-        import numpy as np
-
         limits, held = np.iinfo(numpy_dtype(np, self.type.dtype)), np.iinfo(array.dtype)
         least, most = (limits.min, limits.max) if self.bound is None else (0, self.bound - 1)
         if (held.min >= least or array.min() >= least) and (held.max <= most or array.max() <= most):
@@ -190,8 +187,6 @@ def data_inputs(program: Program) -> tuple[DataInput, ...]:
 
 def place_in(starts: Array, number: int) -> tuple[int, int]:
     """Return the file that has an example or document, and its number there. starts: of the files, and the number of all."""
-    import numpy as np
-
     file = int(np.searchsorted(starts, number, side="right")) - 1
     return file, number - int(starts[file])
 
@@ -215,8 +210,6 @@ class ExampleOrder:
 
     def numbers(self, positions: Array) -> Array:
         """Return the numbers of the examples at these positions, which are counted from the start of training."""
-        import numpy as np
-
         if self.seed is None:
             return positions
         epochs, within = np.divmod(positions, self.taken or self.count)
@@ -226,8 +219,6 @@ class ExampleOrder:
         return found
 
     def _shuffled(self, keys: tuple[int, ...], positions: Array) -> Array:
-        import numpy as np
-
         bits = max(LEAST_BITS, (self.count - 1).bit_length())
         found = _permuted(np.asarray(positions, np.uint64), bits, keys)
         while (outside := np.flatnonzero(found >= self.count)).size:
@@ -244,8 +235,6 @@ def _keys(seed: int, epoch: int) -> tuple[int, ...]:
 
 def _permuted(numbers: Array, bits: int, keys: tuple[int, ...]) -> Array:
     """Return numbers of so many bits, uint64, in a permutation."""
-    import numpy as np
-
     mask, shift = np.uint64(2**bits - 1), np.uint64((bits + 1) // 2)
     for factor, term in zip(keys[::2], keys[1::2], strict=True):
         numbers = (numbers * np.uint64(factor | 1) + np.uint64(term)) & mask
@@ -272,8 +261,6 @@ class MixedOrder:
 
     def numbers(self, positions: Array) -> Array:
         """Return the numbers of the examples at these positions, which are counted from the start of training."""
-        import numpy as np
-
         pairs = np.array([self.mixture[position] for position in positions.tolist()], np.int64)
         sources, turns = pairs.reshape(-1, 2).T
         found = np.empty(len(turns), np.int64)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import numpy as np
 
 from mtfc.backends.common.shares import Ranges, Share
 from mtfc.compiler.diagnostics import nearest
@@ -394,8 +395,6 @@ class FileSource:
         return self.mixture.order(seed, self.whole_steps * self.per_step)
 
     def places(self, position: Position, seed: int | None) -> str:
-        import numpy as np
-
         step = position["iterator"]["next_index"] - 1
         numbers = self._order(seed).numbers(step * self.per_step + np.arange(self.per_step))
         return self.examples.places(numbers)
@@ -457,14 +456,10 @@ class Documents:
 
     def _file(self, number: int) -> tuple[Records, int]:
         """Return the file that has a document, and the number of the document there."""
-        import numpy as np
-
         which, within = place_in(np.cumsum([0, *(file.count for file in self.files)]), number)
         return self.files[which], within
 
     def _encoded(self, document: Any, place: str) -> Array:
-        import numpy as np
-
         if isinstance(document, str):
             if self.tokenizer is None:
                 raise UsageError(f"{place} is text: name the file of a tokenizer with --tokenizer")
@@ -559,8 +554,6 @@ class PackedSource:
         return {self.documents.input.name: self.documents.tokens(self._number(order, position))}
 
     def _number(self, order: Order, position: int) -> int:
-        import numpy as np
-
         return int(order.numbers(np.array([position]))[0])
 
     def _step(self, share: Share, step: Mapping[str, Array]) -> dict[str, Array]:
@@ -568,8 +561,6 @@ class PackedSource:
         return {each.name: self._rows(share, each, step[each.name]) for each in self.inputs}
 
     def _rows(self, share: Share, input: DataInput, array: Array) -> Array:
-        import numpy as np
-
         batches = array.reshape(self.accumulate, input.rows, -1)
         rows = batches[:, share.rows(input.name, input.rows)]
         found = input.converted(rows, lambda _: "a packed row")

@@ -12,6 +12,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 import attrs
+import numpy as np
 
 from mtfc.compiler.diagnostics import CompileError, Diagnostic
 from mtfc.compiler.ir.types import Dim
@@ -68,8 +69,6 @@ class Examples:
 
     def read(self, input: DataInput, numbers: Array) -> Array:
         """Return rows of an input by the numbers of their examples. Raises `CompileError` (E504)."""
-        import numpy as np
-
         if len(self.paths) == 1:
             rows = self.open(self.paths[0])[input.name][numbers]
         else:
@@ -79,8 +78,6 @@ class Examples:
 
     def _gathered(self, input: DataInput, numbers: Array, files: Array) -> Array:
         """Return rows that are in several files; `files` has the position of each example's file."""
-        import numpy as np
-
         parts = {file: self.open(self.paths[file])[input.name] for file in np.unique(files)}
         dtype = np.result_type(*(part.dtype for part in parts.values()))
         rows = np.empty((len(numbers), *input.shape[1:]), dtype)
@@ -123,8 +120,6 @@ def open_examples(
 
     dtype: that of token files. tokenizer: makes tokens of text. Every file is looked at; files of arrays are not read whole.
     """
-    import numpy as np
-
     if tokenizer is not None:
         opening = lru_cache(None)(partial(_read_text, tokenizer=tokenizer, input=_token_input(path, inputs)))
     else:
@@ -191,8 +186,6 @@ def _token_input(path: str, inputs: Sequence[DataInput]) -> DataInput:
 
 def _map_tokens(path: str, dtype: str, input: DataInput) -> Arrays:
     """Map a file of tokens as examples of the input's length; what is left at the end is no example."""
-    import numpy as np
-
     stored, length = np.dtype(dtype).newbyteorder("<"), input.shape[1]
     size = file_size(path)
     if size % stored.itemsize:
@@ -225,8 +218,6 @@ def _map_named(paths: str) -> Arrays:
 
 
 def _map_npy(path: str, name: str) -> Arrays:
-    import numpy as np
-
     file_size(path)
     try:
         return {name: np.load(path, mmap_mode="r", allow_pickle=False)}
@@ -245,8 +236,6 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 def _checked_shapes(path: str, arrays: Arrays, inputs: Sequence[DataInput]) -> Shapes:
     """Return the shapes of a file's arrays. Raises `CompileError` for names, shapes and kinds that do not fit (E502 to E504)."""
-    import numpy as np
-
     stored = {name: StoredArray(x.shape, x.dtype.name, partial(np.asarray, x)) for name, x in arrays.items()}
     fitting = Fitting(path, stored)
     for each in inputs:
@@ -263,8 +252,6 @@ def _checked_shapes(path: str, arrays: Arrays, inputs: Sequence[DataInput]) -> S
 
 def joined(parts: Sequence[Examples], name: str) -> Examples:
     """Return the examples of several sources, one source after the other. Raises `UsageError` if they do not go together."""
-    import numpy as np
-
     first = parts[0]
     for other in parts[1:]:
         if (other.dim, other.inputs) != (first.dim, first.inputs) or any(

@@ -14,6 +14,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import numpy as np
 
 from mtfc.backends.common.devices import Unavailable
 from mtfc.compiler.diagnostics import CompileError
@@ -95,8 +96,6 @@ def iter_batches(batches: BatchIterator, stop: Stop) -> Iterator[Mapping[str, An
 
 def figures_of(metrics: Mapping[str, Any]) -> dict[str, Figure]:
     """Return the scalars and short vectors among the results of a step, without vectors that are split over processes."""
-    import numpy as np
-
     return {
         name: np.asarray(value, np.float64).tolist()
         for name, value in metrics.items()

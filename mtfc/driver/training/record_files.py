@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import numpy as np
 
 from mtfc.driver.data.array_files import PARSING, Array, Arrays, file_size, unreadable
 from mtfc.driver.data.packages import import_package
@@ -72,8 +73,6 @@ def open_records(path: str, dtype: str | None, key: str) -> Records:
 
 def _json_lines(path: str, key: str) -> Records:
     """Open a file with an object a line; blank lines are no documents."""
-    import numpy as np
-
     with Path(path).open("rb") as file:
         sizes = np.fromiter((-len(line) if line.isspace() else len(line) for line in file), np.int64)
     ends = np.cumsum(abs(sizes))
@@ -95,8 +94,6 @@ def _json_lines(path: str, key: str) -> Records:
 
 def _line(sizes: Array, number: int) -> int:
     """Return the number of the line, from 1, that has a document. sizes: bytes by line, below 0 of blank lines."""
-    import numpy as np
-
     return int(np.flatnonzero(sizes > 0)[number]) + 1
 
 
@@ -140,8 +137,6 @@ def map_parquet(path: str, inputs: Collection[str]) -> Arrays:
 
 def _array_of(column: Any) -> Array | str:
     """Return the array of a column, or what it has in the place of numbers."""
-    import numpy as np
-
     types = import_package("pyarrow.types", "pyarrow", "Parquet", "data")
     shape = [len(column)]
     while not column.null_count and (_is_list(types, column.type)):
@@ -198,8 +193,6 @@ def array_records(path: str) -> ByteRecords:
 
 def _record(records: ByteRecords, dtype: str | None, number: int) -> Any:
     """Return a document: text, or tokens if their dtype is known."""
-    import numpy as np
-
     record = records[number]
     if dtype is None:
         return record.decode("utf-8", "replace")
@@ -251,8 +244,6 @@ class RecordColumn:
         return self.row.dtype
 
     def __getitem__(self, numbers: Array) -> Array:
-        import numpy as np
-
         rows = [self._row(number) for number in np.asarray(numbers).tolist()]
         return np.stack(rows) if rows else np.empty((0, *self.row.shape), self.dtype)
 
@@ -280,8 +271,6 @@ def _example(
     path: str, records: ByteRecords, shapes: Mapping[str, tuple[int, ...]], number: int
 ) -> dict[str, Array]:
     """Return the arrays of a record."""
-    import numpy as np
-
     if not records[number].startswith(ZIP) and (features := parse_tf_example(records[number])) is not None:
         return shaped(features, shapes)
     try:
@@ -336,8 +325,6 @@ def parse_tf_example(record: bytes) -> dict[str, Array] | None:
 
 
 def _array(feature: Any) -> Array | None:
-    import numpy as np
-
     if feature.float_list.value:
         return np.array(feature.float_list.value, np.float32)
     if feature.int64_list.value:
@@ -348,8 +335,6 @@ def _array(feature: Any) -> Array | None:
 
 def shaped(features: Mapping[str, Array], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
     """Return features in the shapes of inputs by name, as far as they have as many numbers."""
-    import numpy as np
-
     return {
         name: array.reshape(shapes[name])
         if name in shapes and array.size == int(np.prod(shapes[name]))
