@@ -57,6 +57,8 @@ from mtfc.reports.training_report import TrainingStep
 if TYPE_CHECKING:
     from mtfc.backends.jax.jax_program import JaxProgram, TrainState
 
+jax = import_jax()
+
 TEMPORARY = re.compile(r"\d+\.(orbax-checkpoint-tmp.*|removed)")
 """Names of folders that a killed process leaves: half written, and half removed."""
 
@@ -105,7 +107,7 @@ class Checkpoints:
         orbax()
         _make(folder, is_shared=mirror is None)
         with ExitStack() as stack:
-            if import_jax().process_count() == 1:
+            if jax.process_count() == 1:
                 stack.callback(_clean, folder)  # after a save that has failed
             threads = stack.enter_context(ThreadPoolExecutor(1, "checkpoints"))
             checkpoints = cls(folder, keep, threads, lock, mirror)
@@ -180,7 +182,7 @@ class Checkpoints:
         self.writer.wait_until_finished()
         if self.mirror is not None:
             self.mirror.send(step)
-        old = self.steps[: -self.keep] if import_jax().process_index() == 0 else ()
+        old = self.steps[: -self.keep] if jax.process_index() == 0 else ()
         for each in (each for each in old if each != self.best):
             self._remove(each)
 
@@ -262,7 +264,7 @@ class Checkpoints:
         except (NotFinite, Unavailable, KeyboardInterrupt):
             raise
         except Exception as error:  # orbax and tensorstore raise many kinds
-            if import_jax().process_count() > 1 and is_of_a_collective(error):
+            if jax.process_count() > 1 and is_of_a_collective(error):
                 raise  # `hosts.py` names the process that has ended
             last = f"the last one is {self.name(self.steps[-1])}" if self.steps else "there is none yet"
             raise Unavailable(
@@ -337,7 +339,7 @@ class Saving:
 
     def check(self) -> None:
         """Raise the error of a save that has failed. One of several processes must not end at another step than the others."""
-        if self.checkpoints is not None and import_jax().process_count() == 1:
+        if self.checkpoints is not None and jax.process_count() == 1:
             self.checkpoints.poll()
 
     def at_end(self, state: Any, position: Any, last: TrainingStep | None, evaluates: bool) -> None:
@@ -377,7 +379,7 @@ def _writer(is_shared: bool) -> Any:
 
     OCDBT puts many arrays into one file, but its index has to be merged where the files of all processes are.
     """
-    ocp, jax = orbax(), import_jax()
+    ocp = orbax()
     options = ocp.options.MultiprocessingOptions()
     alone = jax.process_count() > 1 and not is_shared
     if alone:
@@ -399,7 +401,6 @@ def _writer(is_shared: bool) -> Any:
 
 def _make(folder: Path, is_shared: bool) -> None:
     """Make the folder, and remove what a killed process has left."""
-    jax = import_jax()
     if jax.process_index() == 0 or not is_shared:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -444,7 +445,6 @@ def _record_arguments() -> Any:
 def _record_handler() -> Any:
     """Return orbax's handler of the record."""
     ocp = orbax()
-    jax = import_jax()
 
     class RecordHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc, name-defined]
         """Writes the record once its checksums are there. An error keeps the checkpoint from being renamed."""
@@ -477,7 +477,6 @@ class Checks:
 
 def _checks(arrays: Mapping[str, Any]) -> Callable[[], Checks]:
     """Start to check arrays, which may be donated afterwards; return a function that waits for the result."""
-    jax = import_jax()
     devices = next(iter(arrays.values())).devices()
     on_cpu = next(iter(devices)).platform == "cpu"
     if on_cpu and jax.process_count() == 1:
@@ -515,7 +514,6 @@ CHUNK = 2**20
 @lru_cache
 def _device_checks() -> Any:
     """Return a compiled function from arrays by name to a test that all numbers are finite, and their checksums."""
-    jax = import_jax()
     jnp = jax.numpy
 
     def run(arrays: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -528,9 +526,7 @@ def _device_checks() -> Any:
 
 def _sum_of_bits(x: Any) -> Any:
     """Return `checkpoint_files.sum_of_bits` of an array on devices."""
-    from jax import lax
-    from jax import numpy as jnp
-
+    jnp, lax = jax.numpy, jax.lax
     bits = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}[x.dtype.itemsize]
     words = x.astype(jnp.uint8) if x.dtype == bool else lax.bitcast_convert_type(x, bits)
     return jnp.sum(words.astype(jnp.uint32), dtype=jnp.uint32)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
-from mtfc.backends.common.devices import Unavailable
+from mtfc.backends.common.devices import Unavailable, import_jax
 from mtfc.compiler.diagnostics import CompileError
 from mtfc.compiler.ir.training import LOSS_SCALE
 from mtfc.compiler.passes.autodiff.loss_scaling import GOOD_STEPS
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from mtfc.backends.jax.jax_program import JaxProgram, TrainState
     from mtfc.driver.training.data_interface import BatchIterator
     from mtfc.driver.training.metrics import Evaluations
+
+jax = import_jax()
 
 
 class OthersFailed(Unavailable):
@@ -109,8 +111,6 @@ SCALE_AFTER, GOOD_AFTER = "loss_scale after", "good_steps after"
 
 def scale_after(state: TrainState) -> dict[str, Any]:
     """Return copies of the state of a dynamic loss scale, which the next step donates; nothing under a placement."""
-    import jax
-
     found = {SCALE_AFTER: state.optimizer.get(LOSS_SCALE), GOOD_AFTER: state.optimizer.get(GOOD_STEPS)}
     is_whole = all(isinstance(each, jax.Array) for each in found.values())
     return jax.tree.map(jax.numpy.copy, found) if is_whole else {}
@@ -257,8 +257,6 @@ class TrainLoop:
     def _keep(self, batch: Mapping[str, Any]) -> None:
         """Copy the state before a step, if asked: the step donates it."""
         if self.keep_before:
-            import jax
-
             self.before = (jax.tree.map(jax.numpy.copy, self.state), batch)
 
     def _check_state(self, step: int) -> None:
