@@ -84,22 +84,15 @@ class About:
         try:
             if record.pop("checksum") != _checksum(record):
                 raise ValueError("the checksum is another")
-            found = cls._of(record)
+            arrays = {name: (str(x), tuple(map(int, shape))) for name, (x, shape) in record["arrays"].items()}
+            sums = {name: int(record["sums"][name]) for name in arrays}
+            known = {name: record[name] for name in attrs.fields_dict(cls) if name in record}
+            found = cls(**{**known, "arrays": arrays, "sums": sums})
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             raise ValueError(f"{RECORD} is damaged") from None
         if place.name.isdecimal() and int(place.name) != found.step:
             raise ValueError(f"{RECORD} is that of step {found.step}")
         return found
-
-    @classmethod
-    def _of(cls, record: Mapping[str, Any]) -> About:
-        arrays = {
-            name: (str(dtype), tuple(map(int, shape))) for name, (dtype, shape) in record["arrays"].items()
-        }
-        sums = {name: int(record["sums"][name]) for name in arrays}
-        numbers = (int(record["step"]), int(record["seed"]))
-        rest = (record["data"], record.get("unevaluated"), record.get("loss"))
-        return cls(str(record["program"]), str(record["fingerprint"]), *numbers, arrays, sums, *rest)
 
 
 def _checksum(record: Mapping[str, Any]) -> int:

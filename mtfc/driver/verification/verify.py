@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
+from itertools import product
 from typing import Any
 
 import attrs
@@ -157,7 +158,7 @@ class VerifiedModel:
         program, dtype = self.selection.program, self.options.dtype
         return everything_in(program, dtype) if dtype else program
 
-    @cached_property
+    @property
     def reference(self) -> Reference:
         """The model in the dtypes of the file, or in the one that was asked for."""
         return self._reference_and_kind[0]
@@ -180,62 +181,56 @@ class VerifiedModel:
         whole = {name: _in_f64(array) for name, array in self.given.items()}
         return Reference.of(everything_in(program, "f64"), whole, self.options, self._reference_and_kind[1])
 
-    @property
-    def _seconds(self) -> float:
-        return checks.seconds_for(elements(self.selection.program))
-
     def exact_check(self) -> checks.Check:
         """Return the exact check of the gradients, of each layout and of each placement."""
-        selection = self.selection
+        selection, seed = self.selection, self.options.seed
 
         def run() -> Iterator[CheckResult]:
-            program, placements = selection.program, _placements(selection)
-            with without_warnings():
-                yield from exact_cases(
-                    program, selection.cases, self.options.seed, selection.multi_mesh, placements
-                )
+            placements = _placements(selection)
+            return exact_cases(selection.program, selection.cases, seed, selection.multi_mesh, placements)
 
-        blank = ExactCase(self.name, "exact check")
-        return checks.Check(f"exact check of {self.name}", run, blank, self._seconds)
+        return self._check(f"exact check of {self.name}", ExactCase(self.name, "exact check"), run)
 
     def step_check(self, sources: Sources) -> checks.Check:
         """Return the comparison of the training step with the `train` block of the file."""
-        options, file = self.options, known_as(self.options.file)
+        choice, file = self.options.choice, known_as(self.options.file)
 
         def run() -> Iterator[CheckResult]:
-            with without_warnings():
-                reference = self.wide or self.reference
-                yield checked_step(
-                    reference, file, sources.texts[file], options.choice, self.selection.module.scope
-                )
+            scope = self.selection.module.scope
+            yield checked_step(self.wide or self.reference, file, sources.texts[file], choice, scope)
 
-        return checks.Check(f"training step of {self.name}", run, StepCase(self.name), self._seconds)
+        return self._check(f"training step of {self.name}", StepCase(self.name), run)
 
     def float_checks(self) -> Iterator[checks.Check]:
         """Yield a check of each layout on each backend, those of several meshes too, and of each placement."""
-        for case in _cases(self.selection):
-            for backend in self.backends:
-                yield self._check(case, backend)
+        for case, backend in product(_cases(self.selection), self.backends):
+            blank = CaseResult(self.name, case.mesh, case.layout, backend)
+            run = partial(self._results, case, blank)
+            yield self._check(f"{self.name}: {case.name} on {backend}", blank, run, backend)
         if "jax" in self.backends:
             what = f"the gradients of {self.name} in JAX"
-            yield checks.Check(what, self._jax_gradients, JaxGradients(self.name), self._seconds)
+            yield self._check(what, JaxGradients(self.name), self._jax_gradients, "jax")
 
-    def _check(self, case: Case, backend: str) -> checks.Check:
-        blank = CaseResult(self.name, case.mesh, case.layout, backend)
+    def _check(
+        self, what: str, blank: CheckResult, run: Callable[[], Iterator[CheckResult]], backend: str = "numpy"
+    ) -> checks.Check:
+        """Return a check of a model. run: yields its results."""
 
-        def run() -> Iterator[CheckResult]:
+        def results() -> Iterator[CheckResult]:
             if backend == "jax":
                 self.start_jax()
             with without_warnings():
-                yield self._result(case, blank)
+                yield from run()
 
-        return checks.Check(f"{self.name}: {case.name} on {backend}", run, blank, self._seconds)
+        return checks.Check(what, results, blank, checks.seconds_for(elements(self.selection.program)))
 
     def _jax_gradients(self) -> Iterator[CheckResult]:
         """Compare the reference's gradients with those of JAX, in f64."""
-        self.start_jax()
-        with without_warnings(), in_wide_numbers("jax"):
+        with in_wide_numbers("jax"):
             yield JaxGradients(self.name, jax_gradients(self.wide or self.reference))
+
+    def _results(self, case: Case, blank: CaseResult) -> Iterator[CheckResult]:
+        yield self._result(case, blank)
 
     def _result(self, case: Case, blank: CaseResult) -> CaseResult:
         backend = blank.backend
@@ -253,13 +248,8 @@ class VerifiedModel:
             special = dict(self.reference.compared_in_special(modules, backend))
         with in_wide_numbers(backend):
             wide = self.wide.compared(CaseModules.of(case, self.wide, backend)) if self.wide else {}
-        found: dict[str, Any] = {
-            "compared": compared,
-            "wide": wide,
-            "special": special,
-            "draws": len(special),
-        }
-        return attrs.evolve(blank, **found, sums=sums, **self._numberless)
+        found = attrs.evolve(blank, compared=compared, wide=wide, special=special, sums=sums)
+        return attrs.evolve(found, **self._numberless)
 
     @cached_property
     def _numberless(self) -> Mapping[str, Any]:
