@@ -148,43 +148,52 @@ def _opened(
     spec: str, inputs: Sequence[DataInput], accumulate: int, tokenizer: Tokenizer | None
 ) -> FileSource | PackedSource:
     """Open files: a single source, or several with weights."""
-    parts = _weighted(spec)
-    weights = [weight for _, weight in parts]
-    if not all(weights):
+    weighted = _weighted(spec)
+    if not all(weight for _, weight in weighted):
         raise UsageError(f"{spec}: the weights of a mixture are numbers above 0")
-    located = [(path, *_location(path, tokenizer)) for path, _ in parts]
-    files = [shards(path, dtype, tokenizer is not None) for _, path, dtype in located]
-    repeated = [path for path, count in Counter(path for each in files for path in each).items() if count > 1]
+    parts = [DataPart.of(name, weight, tokenizer) for name, weight in weighted]
+    files = [file for part in parts for file in part.files]
+    repeated = [file for file, count in Counter(files).items() if count > 1]
     if repeated:
         raise UsageError(f"{spec} names {repeated[0]} twice: give it once, with the sum of the weights")
-    kinds = {
-        _are_documents(paths[0], dtype, inputs, tokenizer)
-        for paths, (_, _, dtype) in zip(files, located, strict=True)
-    }
+    kinds = {_are_documents(part, inputs, tokenizer) for part in parts}
     if len(kinds) > 1:
         raise UsageError(f"{spec} mixes documents and examples: give only documents, or only examples")
     if kinds == {True}:
-        return _packed(spec, located, files, weights, inputs, accumulate, tokenizer)
+        return _packed(spec, parts, inputs, accumulate, tokenizer)
     if tokenizer is not None:
-        _check_text(spec, [path for each in files for path in each])
+        if any(file.endswith((".npz", ".npy", ".bin")) for file in files):
+            raise UsageError(f"--tokenizer is for text, and {spec} has arrays or tokens: leave it out")
         _check_vocabulary(tokenizer, inputs[0])
-    examples = [
-        open_examples(path, paths, dtype, inputs, tokenizer)
-        for paths, (_, path, dtype) in zip(files, located, strict=True)
-    ]
-    mixture = Mixture.of([each.name for each in examples], [each.count for each in examples], weights)
+    examples = [open_examples(part.path, part.files, part.dtype, inputs, tokenizer) for part in parts]
+    mixture = Mixture.of(parts, [each.count for each in examples])
     identity = {} if tokenizer is None else {"tokenizer": tokenizer.fingerprint}
     whole = joined(examples, spec) if len(examples) > 1 else examples[0]
     return FileSource(whole, inputs, accumulate, mixture, identity)
 
 
-def _are_documents(
-    path: str, dtype: str | None, inputs: Sequence[DataInput], tokenizer: Tokenizer | None
-) -> bool:
-    """Return True if a file has documents to pack, rather than an example in each row."""
-    is_packed = any(each.name.endswith(SEGMENT_IDS) for each in inputs)
+@attrs.frozen
+class DataPart:
+    """A source of a mixture. name: as given. dtype: that of tokens. files: the file at the path, or those of a directory."""
+
+    name: str
+    weight: float
+    path: str
+    dtype: str | None
+    files: tuple[str, ...]
+
+    @classmethod
+    def of(cls, name: str, weight: float, tokenizer: Tokenizer | None) -> DataPart:
+        """Find the files of a source. Raises `UsageError`."""
+        path, dtype = _location(name, tokenizer)
+        return cls(name, weight, path, dtype, shards(path, dtype, tokenizer is not None))
+
+
+def _are_documents(part: DataPart, inputs: Sequence[DataInput], tokenizer: Tokenizer | None) -> bool:
+    """Return True if a source has documents to pack, rather than an example in each row."""
+    path, is_packed = part.files[0], any(each.name.endswith(SEGMENT_IDS) for each in inputs)
     if path.endswith(ARRAY_RECORD):
-        return tokenizer is not None or dtype is not None or (is_packed and _has_tf_documents(path))
+        return tokenizer is not None or part.dtype is not None or (is_packed and _has_tf_documents(path))
     return path.endswith(JSON_LINES) or (path.endswith(PARQUET) and (tokenizer is not None or is_packed))
 
 
@@ -196,9 +205,7 @@ def _has_tf_documents(path: str) -> bool:
 
 def _packed(
     spec: str,
-    located: Sequence[tuple[str, str, str | None]],
-    files: Sequence[tuple[str, ...]],
-    weights: list[float],
+    parts: Sequence[DataPart],
     inputs: Sequence[DataInput],
     accumulate: int,
     tokenizer: Tokenizer | None,
@@ -208,14 +215,9 @@ def _packed(
     if tokenizer is not None:
         _check_vocabulary(tokenizer, input)
     key = TEXT if tokenizer is not None else input.name
-    opened = [
-        [open_records(path, dtype, key) for path in paths]
-        for paths, (_, _, dtype) in zip(files, located, strict=True)
-    ]
-    mixture = Mixture.of(
-        [name for name, _, _ in located], [sum(each.count for each in part) for part in opened], weights
-    )
-    documents = Documents(tuple(file for part in opened for file in part), input, tokenizer)
+    opened = [[open_records(file, part.dtype, key) for file in part.files] for part in parts]
+    mixture = Mixture.of(parts, [sum(each.count for each in records) for records in opened])
+    documents = Documents(tuple(each for records in opened for each in records), input, tokenizer)
     if not any(documents.tokens(number).size for number in range(documents.count)):
         raise UsageError(f"{spec} has no document with tokens")
     identity = {"documents": mixture.counts, "length": input.shape[1], "shuffle": SHUFFLE, **mixture.identity}
@@ -223,13 +225,6 @@ def _packed(
         identity["tokenizer"] = tokenizer.fingerprint
     rows = {"rows": input.rows * accumulate}
     return PackedSource(spec, documents, inputs, accumulate, mixture.order, {**identity, **rows})
-
-
-def _check_text(spec: str, paths: Sequence[str]) -> None:
-    """Raise `UsageError` if a tokenizer is given for files that have no text."""
-    for path in paths:
-        if path.endswith((".npz", ".npy", ".bin")):
-            raise UsageError(f"--tokenizer is for text, and {spec} has arrays or tokens: leave it out")
 
 
 def _check_vocabulary(tokenizer: Tokenizer, input: DataInput) -> None:
@@ -276,18 +271,21 @@ FORMS = (
 
 @attrs.frozen
 class Mixture:
-    """The sources of data with their numbers of examples or documents, and their weights; one source has no weight."""
+    """The sources of data with their numbers of examples or documents; one source has no weight."""
 
-    names: Sequence[str]
+    parts: Sequence[DataPart]
     counts: list[int]
-    weights: list[float]
 
     @classmethod
-    def of(cls, names: Sequence[str], counts: list[int], weights: list[float]) -> Mixture:
+    def of(cls, parts: Sequence[DataPart], counts: list[int]) -> Mixture:
         """Return a mixture. Raises `UsageError` if one of several sources is empty."""
-        if len(names) > 1 and 0 in counts:
-            raise UsageError(f"{names[counts.index(0)]} is empty: leave it out of the mixture")
-        return cls(names, counts, weights)
+        if len(parts) > 1 and 0 in counts:
+            raise UsageError(f"{parts[counts.index(0)].name} is empty: leave it out of the mixture")
+        return cls(parts, counts)
+
+    @property
+    def weights(self) -> list[float]:
+        return [part.weight for part in self.parts]
 
     @property
     def is_single(self) -> bool:
@@ -307,7 +305,7 @@ class Mixture:
             return ExampleOrder(self.counts[0], seed, taken)
         if seed is None:
             raise UsageError(
-                f"an evaluation takes no mixture, which has no end: give {' or '.join(self.names)}"
+                f"an evaluation takes no mixture, which has no end: give {' or '.join(part.name for part in self.parts)}"
             )
         return MixedOrder.of(self.counts, self.weights, seed)
 
@@ -315,8 +313,8 @@ class Mixture:
         """Return the sources with their sizes and shares."""
         whole = sum(self.weights)
         return ", ".join(
-            f"{weight / whole:.1%} of {name} ({count})"
-            for name, count, weight in zip(self.names, self.counts, self.weights, strict=True)
+            f"{part.weight / whole:.1%} of {part.name} ({count})"
+            for part, count in zip(self.parts, self.counts, strict=True)
         )
 
 
