@@ -17,6 +17,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Container, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -31,7 +32,7 @@ from mtfc.compiler.ir.training import average_of
 from mtfc.driver.data.checkpoint_files import OPTIMIZER, PARAMETERS, About, newest_checkpoint, read_array
 from mtfc.driver.data.files import OUTPUTS, parsed_json, write_atomically
 from mtfc.driver.data.packages import import_package
-from mtfc.driver.errors import UsageError, reason_of
+from mtfc.driver.errors import UsageError, raised_as
 
 Array = Any
 Arrays = Mapping[str, Array]
@@ -117,10 +118,8 @@ def stored_arrays(path: str) -> dict[str, StoredArray]:
 
     Raises `CompileError` (E501) and `Unavailable`.
     """
-    try:
+    with readable(path):
         return _stored(Path(path))
-    except (OSError, ValueError) as error:
-        raise unreadable(path, reason_of(error)) from None
 
 
 def _stored(path: Path) -> dict[str, StoredArray]:
@@ -135,13 +134,19 @@ def unreadable(path: str, reason: str) -> CompileError:
     return CompileError([Diagnostic("E501", f"cannot read arrays: {reason}", whole(path))])
 
 
+def readable(path: str) -> AbstractContextManager[None]:
+    """Return a context that raises the error (E501) of a file that cannot be read, or that has a fault."""
+
+    def failed(message: str) -> CompileError:
+        return CompileError([Diagnostic("E501", message, whole(path))])
+
+    return raised_as(failed, "cannot read arrays", OSError, ValueError)
+
+
 def file_size(path: str) -> int:
     """Return the number of bytes of a file. Raises `CompileError` (E501) if it cannot be read."""
-    try:
-        with Path(path).open("rb") as file:
-            return file.seek(0, 2)
-    except (OSError, ValueError) as error:
-        raise unreadable(path, reason_of(error)) from None
+    with readable(path), Path(path).open("rb") as file:
+        return file.seek(0, 2)
 
 
 def files_of(path: str) -> list[str]:
@@ -225,10 +230,8 @@ def _undamaged(read: Callable[[], Any]) -> Any:
 
 
 def _read(path: Path, content: Callable[[], Array]) -> Array:
-    try:
+    with readable(str(path)):
         return _undamaged(content)
-    except ValueError as error:
-        raise unreadable(str(path), reason_of(error)) from None
 
 
 def _safetensors(path: Path) -> dict[str, StoredArray]:
@@ -291,10 +294,8 @@ def _checkpoint(path: Path) -> dict[str, StoredArray]:
         dtype, shape = about.arrays[name]
 
         def read() -> Array:
-            try:
+            with readable(str(path)):
                 return read_array(path, about, name)
-            except ValueError as error:
-                raise unreadable(str(path), reason_of(error)) from None
 
         return StoredArray(shape, dtype, read)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any, TextIO
 
 from mtfc.driver.data.remote import RemoteFolder, is_remote, write_remotely
-from mtfc.driver.errors import UsageError, reason_of, say
+from mtfc.driver.errors import UsageError, raised_as, reason_of, say
 
 STANDARD = "-"
 """Standard input or output."""
@@ -30,15 +30,13 @@ CHUNK = 1 << 16
 
 def read_bytes(path: str, most: int | None = None) -> bytes:
     """Return the content of a file, or of standard input, if it has at most so many bytes. Raises `UsageError`."""
-    try:
+    with raised_as(UsageError, f"cannot read {path}", OSError, ValueError):
         if path == STANDARD:
             content = _read(sys.stdin.buffer, most)
         else:
             _refuse_pipe(Path(path))
             with Path(path).open("rb") as file:
                 content = _read(file, most)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read {path}: {reason_of(error)}") from None
     if most is not None and len(content) > most:
         raise UsageError(f"cannot read {path}: it has more than {most >> 20} MiB")
     return content
@@ -189,15 +187,13 @@ def write_atomically(path: str, write: Callable[[IO[bytes]], object]) -> None:
         write_remotely(path, write)
         return
     target = _target(path)
-    try:
+    with raised_as(UsageError, f"cannot write {path}"):
         if target.exists() and not target.is_file():
             write(content := BytesIO())
             with target.open("wb") as file:
                 file.write(content.getbuffer())
         else:
             replace_file(target, write)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {reason_of(error)}") from None
 
 
 def replace_file(target: Path, write: Callable[[IO[bytes]], object]) -> None:

@@ -31,7 +31,7 @@ from mtfc.driver.data.inputs import stacked
 from mtfc.driver.data.packages import import_package
 from mtfc.driver.data.remote import with_local_copies
 from mtfc.driver.data.tokenizers import Tokenizer
-from mtfc.driver.errors import UsageError, reason_of
+from mtfc.driver.errors import UsageError, raised_as
 from mtfc.driver.training.data_interface import (
     AHEAD,
     BatchIterator,
@@ -89,10 +89,8 @@ def open_source(
         return load_function(spec, inputs, accumulate, takes_rest)
     spec = with_local_copies(spec)
     opened = Tokenizer.open(with_local_copies(tokenizer)) if tokenizer is not None else None
-    try:
+    with raised_as(UsageError, spec):
         source = _opened(spec, inputs, accumulate, opened)
-    except OSError as error:
-        raise UsageError(f"{spec}: {reason_of(error)}") from None
     if whole_documents and isinstance(source, PackedSource):
         source = _of_whole_documents(source)
     if takes_rest:

@@ -26,7 +26,7 @@ import attrs
 from mtfc.backends.common.devices import Unavailable
 from mtfc.driver.data.files import parsed_json
 from mtfc.driver.data.remote import RemoteFolder
-from mtfc.driver.errors import UsageError, reason_of, say
+from mtfc.driver.errors import UsageError, raised_as, say
 
 LOCK = "run.lock"
 
@@ -56,12 +56,10 @@ class RunLock:
     @contextmanager
     def hold(cls, folder: Path) -> Iterator[RunLock]:
         """Take the lock. Raises `Unavailable` if another run has it, and `UsageError` if the folder cannot be written."""
-        try:
+        with raised_as(UsageError, f"cannot write to {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
             (folder / LOCK).touch()
             file = (folder / LOCK).open("r+b", buffering=0)
-        except OSError as error:
-            raise UsageError(f"cannot write to {folder}: {reason_of(error)}") from None
         with file:
             lock = cls(str(folder), partial(_content, folder / LOCK), partial(_rewrite, file))
             with lock._held(is_leased=not lock._locks(file)):
@@ -84,10 +82,8 @@ class RunLock:
 
     def _locks(self, file: IO[bytes]) -> bool:
         """Take the system's lock; return False if there is none, and the counter of the file has to do."""
-        try:
+        with raised_as(UsageError, f"cannot lock {self.folder}/{LOCK}"):
             is_own = try_lock(file)
-        except OSError as error:
-            raise UsageError(f"cannot lock {self.folder}/{LOCK}: {reason_of(error)}") from None
         if is_own is False:
             raise Unavailable(self._taken())
         return bool(is_own)
@@ -97,10 +93,8 @@ class RunLock:
         """Own the file during the block."""
         if is_leased:
             self._wait_for_owner()
-        try:
+        with raised_as(Unavailable, f"cannot write to {self.folder}"):
             self._count(0)
-        except OSError as error:
-            raise Unavailable(f"cannot write to {self.folder}: {reason_of(error)}") from None
         if is_leased:
             time.sleep(
                 DEAD / 60
