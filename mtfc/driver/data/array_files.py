@@ -37,23 +37,9 @@ from mtfc.driver.errors import UsageError, raised_as
 Array = Any
 Arrays = Mapping[str, Array]
 
-DTYPES = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "I64": "int64",
-    "I32": "int32",
-    "I16": "int16",
-    "I8": "int8",
-    "U64": "uint64",
-    "U32": "uint32",
-    "U16": "uint16",
-    "U8": "uint8",
-    "BOOL": "bool",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-}
+DTYPES = {f"{kind[0].upper()}{bits}": f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
+DTYPES |= {f"F{bits}": f"float{bits}" for bits in (16, 32, 64)}
+DTYPES |= {"BF16": "bfloat16", "BOOL": "bool", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 """The dtypes of safetensors files that NumPy and `ml_dtypes` have, by their names in the files."""
 
 SAFETENSORS = ".safetensors"

@@ -28,16 +28,8 @@ if TYPE_CHECKING:
 
 jax = import_jax()
 
-LIMIT = {
-    "f64": 1e-9,
-    "f32": 1e-4,
-    "bf16": 5e-2,
-    "f16": 1e-2,
-    "c64": 1e-4,
-    "c128": 1e-9,
-    "f8e4m3fn": 0.2,
-    "f8e5m2": 0.4,
-}
+LIMIT = {"f64": 1e-9, "f32": 1e-4, "bf16": 5e-2, "f16": 1e-2, "f8e4m3fn": 0.2, "f8e5m2": 0.4}
+LIMIT |= {"c64": LIMIT["f32"], "c128": LIMIT["f64"]}
 """dtype -> the largest difference of an output beyond rounding, as a share of the output's largest number.
 
 A program that computes in a narrower dtype has that dtype's limit.
@@ -114,11 +106,10 @@ class PlanVerification:
     def record(self) -> dict[str, Any]:
         """Return the JSON record; see `docs/command.md`."""
         case = self.plan.case
+        about = {"model": self.plan.program.name, "layout": case.name, "mesh": case.mesh.sizes}
         return {
             "ok": self.ok,
-            "model": self.plan.program.name,
-            "layout": case.name,
-            "mesh": case.mesh.sizes,
+            **about,
             "outputs": [attrs.asdict(each) | {"ok": each.ok} for each in self.outputs],
             "ended": list(self.ended),
             "exact": [each.record() for each in self.exact_cases],

@@ -171,8 +171,8 @@ class Plan:
     def shardings(self) -> SimpleNamespace:
         """The shardings of each argument under its name: `plan.shardings.params`."""
         positional, named = self._in_trees
-        names = self.imported.flat.argument_names
-        return SimpleNamespace(**dict(zip(names, positional, strict=True)), **named)
+        by_name = dict(zip(self.imported.flat.argument_names, positional, strict=True))
+        return SimpleNamespace(**by_name, **named)
 
     @property
     def abstract_state(self) -> tuple[Any, ...]:
@@ -547,9 +547,7 @@ class Plan:
             "memory": self.case.limit.memory if self.case.limit else None,
             "machine": _machine_name(self.case.limit),
             "layout": {
-                "rules": _record(layout.rules),
-                "params": _record(layout.params),
-                "optimizer": _record(layout.optimizer),
+                **{name: _record(getattr(layout, name)) for name in ("rules", "params", "optimizer")},
                 "values": {path: _record(rules) for path, rules in layout.values},
                 "forms": layout.forms.entries,
             },
