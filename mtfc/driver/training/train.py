@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from mtfc.driver.options import TrainOptions
 from mtfc.driver.running.execution import jax_program
 from mtfc.driver.running.nan_search import StepInputs, cause_in_step
 from mtfc.driver.training.checkpoints import Checkpoints, NotFinite, Saving, kinds, warm_start
-from mtfc.driver.training.data_interface import BatchIterator, DataSource
+from mtfc.driver.training.data_interface import DataSource
 from mtfc.driver.training.data_sources import check_documents, open_source
 from mtfc.driver.training.evaluation import DataEvaluation, check_hosts
 from mtfc.driver.training.hosts import Peers, watched_peers
@@ -91,10 +91,10 @@ def train(options: TrainOptions, sources: Sources, to: TextIO | None) -> Finishe
     """
     options.check()
     with sigterm_interrupts():
-        return _train(options, sources, to)
+        return _trained(options, sources, to)
 
 
-def _train(options: TrainOptions, sources: Sources, to: TextIO | None) -> FinishedTraining:
+def _trained(options: TrainOptions, sources: Sources, to: TextIO | None) -> FinishedTraining:
     selection = select(options.file, options.choice, sources, or_placement=True, or_multi_mesh=True)
     program, case = selection.program, selection.case
     check_hosts(case, options.hosts)
@@ -110,7 +110,26 @@ def _train(options: TrainOptions, sources: Sources, to: TextIO | None) -> Finish
     use_compilation_cache()
     remote = RemoteFolder.open(options.folder) if options.folder and is_remote(options.folder) else None
     with watched_peers() as peers, Mirror.open(remote, peers.meet) if remote else nullcontext() as mirror:
-        return Trainer.start(options, selection, sources, predicted, to, peers, mirror).run()
+        leads = peers.index == 0
+        source = _source(options, program, program.training.accumulate, leads)
+        evaluated = None
+        if options.eval:
+            evaluated = open_source(
+                options.eval, program, 1, options.tokenizer, True, options.whole_documents
+            )
+        total, text = _total(options, source), case.source(program, "jax")
+        if peers.count > 1:  # before the devices are used: they wait for all processes
+            data = {"--data": source, "--eval": evaluated}
+            check_same(peers.gather(facts_of(options, program_fingerprint(program), text, case, data)))
+        evaluation = None
+        if evaluated is not None:
+            resizing = Resizing(options.file, options.choice, sources, selection)
+            evaluation = DataEvaluation.of(evaluated, options.eval_batches, selection, resizing, leads)
+        on_devices = jax_program(case, text)
+        trainer = Trainer(
+            options, program, case, predicted, to, on_devices, source, evaluation, total, peers, mirror
+        )
+        return trainer.run()
 
 
 def use_compilation_cache() -> None:
@@ -154,41 +173,6 @@ class Trainer:
     peers: Peers
     mirror: Mirror | None = None
 
-    @classmethod
-    def start(
-        cls,
-        options: TrainOptions,
-        selection: Selection,
-        sources: Sources,
-        predicted: Prediction | None,
-        to: TextIO | None,
-        peers: Peers,
-        mirror: Mirror | None,
-    ) -> Trainer:
-        """Open the data, compare it and the rest with the other processes, and load the program."""
-        program, case = selection.program, selection.case
-        assert program.training is not None
-        leads = peers.index == 0
-        accumulate = program.training.accumulate
-        source = _source(options, program, accumulate, leads)
-        evaluated = None
-        if options.eval:
-            evaluated = open_source(
-                options.eval, program, 1, options.tokenizer, True, options.whole_documents
-            )
-        total, text = _total(options, source), case.source(program, "jax")
-        if peers.count > 1:  # before the devices are used: they wait for all processes
-            data = {"--data": source, "--eval": evaluated}
-            check_same(peers.gather(facts_of(options, program_fingerprint(program), text, case, data)))
-        evaluation = None
-        if evaluated is not None:
-            resizing = Resizing(options.file, options.choice, sources, selection)
-            evaluation = DataEvaluation.of(evaluated, options.eval_batches, selection, resizing, leads)
-        on_devices = jax_program(case, text)
-        return cls(
-            options, program, case, predicted, to, on_devices, source, evaluation, total, peers, mirror
-        )
-
     @property
     def folder(self) -> Path | None:
         """The folder of the run on this machine."""
@@ -203,7 +187,13 @@ class Trainer:
 
     def run(self) -> FinishedTraining:
         """Train, from the last checkpoint if there is one, and save at the end."""
-        options = self.options
+        options, program, training = self.options, self.on_devices, self.program.training
+        assert training is not None
+        adapts, every = training.loss_scale is not None and training.loss_scale.is_dynamic, None
+        if self.evaluation is not None:
+            every = options.eval_every or max(1, self.total // EVALUATIONS)
+        schedule = Schedule(self.total, every, options.skipped, options.bad_steps if adapts else 0)
+        throughput = Throughput.of(program.abstract("inputs"), training.accumulate)
         with ExitStack() as stack:
             checkpoints = stack.enter_context(self._checkpoints()) if options.folder else None
             state, start, about = self._state(checkpoints)
@@ -211,12 +201,25 @@ class Trainer:
             allocator.keep_memory()  # not before: opening a checkpoint gives back what it takes beside the arrays
             first = int(state.step)
             saving = self._saving(checkpoints, first)
-            batches = stack.enter_context(
-                closing(self.source.batches(self.on_devices.share, options.seed, start))
-            )
+            batches = stack.enter_context(closing(self.source.batches(program.share, options.seed, start)))
             stop = stack.enter_context(stop_by_signal(Stop(options.grace, self.peers, saving.standing)))
-            sinks = self._sinks(stack, about, first - (unevaluated is not None))
-            loop = self._loop(state, batches, saving, sinks, unevaluated, stop)
+            after = first - (unevaluated is not None)
+            sinks = [stack.enter_context(closing(each)) for each in self._sinks(about, after)]
+            loop = TrainLoop(
+                program,
+                state,
+                batches,
+                schedule,
+                training.minimize,
+                throughput,
+                self.predicted,
+                partial(self._evaluate, stop),
+                saving,
+                sinks,
+                self._evaluations(first),
+                options.debug_nans,
+                unevaluated=unevaluated,
+            )
             if checkpoints is not None and loop.evaluations is not None and loop.evaluations.keeps:
                 checkpoints.best = loop.evaluations.best
             status = self._train(loop, stop, saving, first)
@@ -225,36 +228,6 @@ class Trainer:
         mesh = dict(self.case.mesh.axes)
         summary = TrainingSummary(loop.steps, first, self.case.name, mesh, saving.last, ended, saving.best)
         return FinishedTraining(status, summary, self.leads, cause, stop.leaves_thread)
-
-    def _loop(
-        self,
-        state: TrainState,
-        batches: BatchIterator,
-        saving: Saving,
-        sinks: Sequence[Sink],
-        unevaluated: TrainingStep | None,
-        stop: Stop,
-    ) -> TrainLoop:
-        assert self.program.training is not None
-        training, every = self.program.training, None
-        adapts = training.loss_scale is not None and training.loss_scale.is_dynamic
-        if self.evaluation is not None:
-            every = self.options.eval_every or max(1, self.total // EVALUATIONS)
-        return TrainLoop(
-            self.on_devices,
-            state,
-            batches,
-            Schedule(self.total, every, self.options.skipped, self.options.bad_steps if adapts else 0),
-            training.minimize,
-            Throughput.of(self.on_devices.abstract("inputs"), training.accumulate),
-            self.predicted,
-            partial(self._evaluate, stop),
-            saving,
-            sinks,
-            self._evaluations(int(state.step)),
-            self.options.debug_nans,
-            unevaluated=unevaluated,
-        )
 
     def _train(self, loop: TrainLoop, stop: Stop, saving: Saving, first: int) -> int:
         """Run the loop and return the exit status."""
@@ -423,22 +396,16 @@ class Trainer:
         metric = metric_of(keep, self.program)
         return Evaluations.read(metric, early, keep is not None, self.folder, first, self.leads)
 
-    def _sinks(self, stack: ExitStack, about: About | None, after: int) -> list[Sink]:
+    def _sinks(self, about: About | None, after: int) -> Iterator[Sink]:
         """Open the receivers of figures: a profiler in each process, the others in process 0 alone.
 
         about: the checkpoint from which the run goes on. after: the last step whose figures stay.
         """
         options = self.options
-        profiler = [ProfiledSteps(options.profile, *PROFILED)] if options.profile else []
-        sinks = list[Sink]()
-        for sink in (*profiler, *(self._figures(about, after) if self.leads else ())):
-            stack.callback(sink.close)
-            sinks.append(sink)
-        return sinks
-
-    def _figures(self, about: About | None, after: int) -> Iterator[Sink]:
-        """Open the receivers of figures."""
-        options = self.options
+        if options.profile:
+            yield ProfiledSteps(options.profile, *PROFILED)
+        if not self.leads:
+            return
         log = self._log()
         if log is not None:
             remote = f"{self.mirror.remote.url}/{PARTS}" if self.mirror and not options.log else None
