@@ -164,7 +164,8 @@ def _opened(
             raise UsageError(f"--tokenizer is for text, and {spec} has arrays or tokens: leave it out")
         _check_vocabulary(tokenizer, inputs[0])
     examples = [open_examples(part.path, part.files, part.dtype, inputs, tokenizer) for part in parts]
-    mixture = Mixture.of(parts, [each.count for each in examples])
+    named = [attrs.evolve(part, name=part.path) for part in parts]  # without the dtype of tokens
+    mixture = Mixture.of(named, [each.count for each in examples])
     identity = {} if tokenizer is None else {"tokenizer": tokenizer.fingerprint}
     whole = joined(examples, spec) if len(examples) > 1 else examples[0]
     return FileSource(whole, inputs, accumulate, mixture, identity)
