@@ -37,8 +37,7 @@ from mtfc.driver.data.array_files import (
 )
 from mtfc.driver.data.checkpoint_files import local_parameters
 from mtfc.driver.data.files import check_apart, check_writable
-from mtfc.driver.data.fitting import kind_of, shape_text
-from mtfc.driver.data.inputs import stored_parameters
+from mtfc.driver.data.inputs import kind_of, shape_text, stored_parameters
 from mtfc.driver.errors import UsageError
 from mtfc.driver.exchange.weight_map import CODE, HOLE, Axes, Rule, WeightMap, holes, read_map
 from mtfc.driver.loading.selection import select_program

@@ -26,8 +26,7 @@ from mtfc.backends.common.shares import Ranges, Share
 from mtfc.compiler.diagnostics import nearest
 from mtfc.compiler.ir.core import Program
 from mtfc.driver.data.array_files import Array
-from mtfc.driver.data.fitting import shape_text
-from mtfc.driver.data.inputs import stacked
+from mtfc.driver.data.inputs import shape_text, stacked
 from mtfc.driver.data.packages import import_package
 from mtfc.driver.data.remote import with_local_copies
 from mtfc.driver.data.tokenizers import Tokenizer
@@ -45,16 +44,20 @@ from mtfc.driver.training.data_interface import (
     data_inputs,
     place_in,
 )
-from mtfc.driver.training.example_files import TOKEN_DTYPES, Examples, joined, open_examples, shards
-from mtfc.driver.training.record_files import (
+from mtfc.driver.training.example_files import (
     ARRAY_RECORD,
     JSON_LINES,
     PARQUET,
     RECORDS,
     TEXT,
+    TOKEN_DTYPES,
+    Examples,
     Records,
     first_tf_example,
+    joined,
+    open_examples,
     open_records,
+    shards,
 )
 from mtfc.driver.training.user_code import FUNCTION
 from mtfc.driver.training.user_data import load_function

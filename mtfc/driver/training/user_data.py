@@ -16,8 +16,7 @@ import attrs
 
 from mtfc.backends.common.shares import Share
 from mtfc.driver.data.array_files import Array, StoredArray
-from mtfc.driver.data.fitting import Fitting
-from mtfc.driver.data.inputs import stacked
+from mtfc.driver.data.inputs import Fitting, stacked
 from mtfc.driver.data.packages import import_package
 from mtfc.driver.errors import UsageError
 from mtfc.driver.training.data_interface import (

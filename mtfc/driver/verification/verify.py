@@ -37,8 +37,7 @@ from mtfc.driver.loading.sources import Sources, known_as
 from mtfc.driver.options import VerifyOptions
 from mtfc.driver.running.execution import without_warnings
 from mtfc.driver.verification import checks
-from mtfc.driver.verification.all_sizes import verify_all_sizes
-from mtfc.driver.verification.exact_cases import elements, exact_cases
+from mtfc.driver.verification.exact_cases import elements, exact_cases, verify_all_sizes
 from mtfc.driver.verification.reference import CaseModules, Reference, in_wide_numbers, jax_gradients
 from mtfc.driver.verification.results import (
     CaseResult,
