@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import mtfc as api
-from mtfc.driver.data.checkpoint_files import About, newest_checkpoint
-from mtfc.driver.data.remote import RemoteFolder
+from mtfc.driver.data.array_files import About, newest_checkpoint
+from mtfc.driver.data.files import RemoteFolder
 from mtfc.driver.errors import ENVIRONMENT, ERRORS, OK, USAGE
 from mtfc.driver.training import mirror, run_lock
 from mtfc.driver.training.run_lock import RunLock

@@ -20,7 +20,7 @@ import attrs
 import numpy as np
 import pytest
 
-from mtfc.driver.data.checkpoint_files import RECORD, About, newest_checkpoint, read_array
+from mtfc.driver.data.array_files import RECORD, About, newest_checkpoint, read_array
 from tests import xla
 from tests.training.object_store import ROOT
 

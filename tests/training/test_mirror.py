@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from mtfc.backends.common.devices import Unavailable
-from mtfc.driver.data.checkpoint_files import CHECKPOINTS, RECORD, STATE, local_parameters
-from mtfc.driver.data.remote import RemoteFolder
+from mtfc.driver.data.array_files import CHECKPOINTS, RECORD, STATE, local_parameters
+from mtfc.driver.data.files import RemoteFolder
 from mtfc.driver.errors import UsageError
 from mtfc.driver.training import mirror as mirrors
 from mtfc.driver.training import run_lock

@@ -16,9 +16,17 @@ from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.elementwise import numpy_dtype
 from mtfc.compiler.ir.training import average_of
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
-from mtfc.driver.data.array_files import Array, Arrays, StoredArray, stored_arrays, unread, whole
-from mtfc.driver.data.checkpoint_files import local_parameters, newest_checkpoint
-from mtfc.driver.data.remote import is_remote, local_copy
+from mtfc.driver.data.array_files import (
+    Array,
+    Arrays,
+    StoredArray,
+    local_parameters,
+    newest_checkpoint,
+    stored_arrays,
+    unread,
+    whole,
+)
+from mtfc.driver.data.files import is_remote, local_copy
 from mtfc.driver.errors import UsageError, say
 from mtfc.reports.table import listed
 

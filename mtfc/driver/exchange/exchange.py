@@ -29,13 +29,13 @@ from mtfc.driver.data.array_files import (
     Array,
     StoredArray,
     files_of,
+    local_parameters,
     numpy_type,
     stored_arrays,
     unread,
     whole,
     write_arrays,
 )
-from mtfc.driver.data.checkpoint_files import local_parameters
 from mtfc.driver.data.files import check_apart, check_writable
 from mtfc.driver.data.inputs import kind_of, shape_text, stored_parameters
 from mtfc.driver.errors import UsageError

@@ -30,8 +30,7 @@ import attrs
 import numpy as np
 
 from mtfc.backends.common.devices import Unavailable, import_jax
-from mtfc.driver.data.array_files import numpy_type
-from mtfc.driver.data.checkpoint_files import (
+from mtfc.driver.data.array_files import (
     OPTIMIZER,
     PARAMETERS,
     RECORD,
@@ -42,6 +41,7 @@ from mtfc.driver.data.checkpoint_files import (
     faults,
     local_parameters,
     newest_checkpoint,
+    numpy_type,
     orbax,
     read_array,
     steps_in,
@@ -525,7 +525,7 @@ def _device_checks() -> Any:
 
 
 def _sum_of_bits(x: Any) -> Any:
-    """Return `checkpoint_files.sum_of_bits` of an array on devices."""
+    """Return `array_files.sum_of_bits` of an array on devices."""
     jnp, lax = jax.numpy, jax.lax
     bits = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}[x.dtype.itemsize]
     words = x.astype(jnp.uint8) if x.dtype == bool else lax.bitcast_convert_type(x, bits)

@@ -26,9 +26,9 @@ from mtfc.backends.common.shares import Ranges, Share
 from mtfc.compiler.diagnostics import nearest
 from mtfc.compiler.ir.core import Program
 from mtfc.driver.data.array_files import Array
+from mtfc.driver.data.files import with_local_copies
 from mtfc.driver.data.inputs import shape_text, stacked
 from mtfc.driver.data.packages import import_package
-from mtfc.driver.data.remote import with_local_copies
 from mtfc.driver.data.tokenizers import Tokenizer
 from mtfc.driver.errors import UsageError, raised_as
 from mtfc.driver.training.data_interface import (

@@ -25,8 +25,8 @@ from threading import Event, RLock, Thread
 import attrs
 
 from mtfc.backends.common.devices import Unavailable
-from mtfc.driver.data.checkpoint_files import CHECKPOINTS, RECORD, STATE, UNFINISHED, remote_steps, steps_in
-from mtfc.driver.data.remote import RemoteFolder, cache
+from mtfc.driver.data.array_files import CHECKPOINTS, RECORD, STATE, UNFINISHED, remote_steps, steps_in
+from mtfc.driver.data.files import RemoteFolder, cache
 from mtfc.driver.errors import UsageError, say
 from mtfc.driver.training.metrics import EVALUATIONS_FILE, METRICS
 from mtfc.driver.training.run_lock import RunLock

@@ -24,8 +24,7 @@ from typing import IO, Any
 import attrs
 
 from mtfc.backends.common.devices import Unavailable
-from mtfc.driver.data.files import parsed_json
-from mtfc.driver.data.remote import RemoteFolder
+from mtfc.driver.data.files import RemoteFolder, parsed_json
 from mtfc.driver.errors import UsageError, raised_as, say
 
 LOCK = "run.lock"

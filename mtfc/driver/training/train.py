@@ -16,9 +16,9 @@ from mtfc.backends.common import allocator
 from mtfc.backends.common.devices import Unavailable, import_jax
 from mtfc.compiler.diagnostics import Diagnostic
 from mtfc.compiler.ir.core import Program
-from mtfc.driver.data.checkpoint_files import CHECKPOINTS, About
+from mtfc.driver.data.array_files import CHECKPOINTS, About
+from mtfc.driver.data.files import RemoteFolder, cache, is_remote
 from mtfc.driver.data.inputs import draw_batch, given_parameters
-from mtfc.driver.data.remote import RemoteFolder, cache, is_remote
 from mtfc.driver.errors import ERRORS, INTERRUPTED, OK, UsageError, reason_of, say
 from mtfc.driver.loading.selection import Case, LayoutOnMesh, Resizing, Selection, select
 from mtfc.driver.loading.sources import Sources
