@@ -350,7 +350,7 @@ def _local_run(folder: str) -> tuple[str, str, str, Sequence[int]]:
 
 def _remote_run(url: str) -> tuple[str, str, str, Sequence[int]]:
     """Return the same of a run in a remote folder, whose figures may stand in several files."""
-    from mtfc.driver.training.mirror import figures_in
+    from mtfc.driver.training.run_folder import figures_in
 
     remote = RemoteFolder.open(url)
     names = remote.names()

@@ -9,6 +9,7 @@ version of the remote file, so that a changed file is copied again.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -407,3 +408,26 @@ def replace_file(target: Path, write: Callable[[IO[bytes]], object]) -> None:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def try_lock(file: IO[Any]) -> bool | None:
+    """Lock a file until it is closed. Return False if another process has the lock, and None if there are no locks here.
+
+    Raises `OSError` for another reason.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        return None
+    return True
+
+
+NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}

@@ -49,8 +49,7 @@ from mtfc.driver.data.array_files import (
 )
 from mtfc.driver.errors import FailedRequest, UsageError
 from mtfc.driver.training.hosts import is_of_a_collective
-from mtfc.driver.training.mirror import Mirror
-from mtfc.driver.training.run_lock import RunLock
+from mtfc.driver.training.run_folder import Mirror, RunLock
 from mtfc.reports.array_summary import finite
 from mtfc.reports.training_report import TrainingStep
 

@@ -42,6 +42,7 @@ from mtfc.driver.training.data_interface import (
     Position,
     PositionedIterator,
     data_inputs,
+    load_function,
     place_in,
 )
 from mtfc.driver.training.example_files import (
@@ -60,7 +61,6 @@ from mtfc.driver.training.example_files import (
     shards,
 )
 from mtfc.driver.training.user_code import FUNCTION
-from mtfc.driver.training.user_data import load_function
 
 SHUFFLE = 2
 """The number of the rule that orders examples: a position in one order has no meaning in another."""

@@ -24,11 +24,10 @@ import attrs
 from mtfc.backends.common.devices import Unavailable
 from mtfc.compiler.diagnostics import nearest
 from mtfc.compiler.ir.core import Program
-from mtfc.driver.data.files import parsed_json, replace_file
+from mtfc.driver.data.files import parsed_json, replace_file, try_lock
 from mtfc.driver.data.packages import import_package
 from mtfc.driver.errors import UsageError, raised_as, say
 from mtfc.driver.options import Metric
-from mtfc.driver.training.run_lock import try_lock
 from mtfc.driver.training.user_code import explained, imported_function
 from mtfc.reports.array_summary import finite
 from mtfc.reports.table import listed

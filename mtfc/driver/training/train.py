@@ -47,8 +47,7 @@ from mtfc.driver.training.metrics import (
     figures_in,
     metric_of,
 )
-from mtfc.driver.training.mirror import PARTS, Mirror
-from mtfc.driver.training.run_lock import RunLock
+from mtfc.driver.training.run_folder import PARTS, Mirror, RunLock
 from mtfc.driver.training.same_run import check_same, facts_of, program_fingerprint
 from mtfc.driver.training.signals import Stop, Stopped, sigterm_interrupts, stop_by_signal
 from mtfc.reports.training_report import Prediction, TrainingStep, TrainingSummary
