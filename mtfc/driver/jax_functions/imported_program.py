@@ -167,12 +167,12 @@ class ImportedProgram:
         from mtfc.driver.searching.layouts import LayoutFinder
         from mtfc.driver.searching.search import SPACES
 
-        started = monotonic()
+        seconds_option("budget", budget)
+        until = monotonic() + budget
         one_of("objective", objective, SPACES["plan"].objectives)
         hardware = machine(target)
         if devices is not None and (type(devices) is not int or devices < 1):
             raise UsageError(f"`devices` is a whole number from 1 on, and not {devices!r}")
-        seconds_option("budget", budget)
         if mesh is not None:
             meshes: Sequence[Mesh] = (mesh_of(mesh_option(mesh) or ""),)
         else:
@@ -180,10 +180,7 @@ class ImportedProgram:
         pricer = LayoutPricer.of(self.program, hardware, recompute)
         finder = LayoutFinder(self.program, pricer, objective, storage)
         try:
-            known, until = (
-                starting_layouts(self.program.function("forward"), meshes, finder.trains),
-                started + budget,
-            )
+            known = starting_layouts(self.program.function("forward"), meshes, finder.trains)
 
             def best(whole: Layout, known: Sequence[tuple[Mesh, Layout]], until: float) -> Found:
                 given = [(on, attrs.evolve(x, rules=joined(x.rules, whole.rules))) for on, x in known]

@@ -307,10 +307,10 @@ def verify_all_sizes(
 ) -> Verified:
     """Check all layouts of a file's models, or of a function of JAX, for every size. Raises `CompileError` and `UsageError`."""
     choice, cases = options.choice, list[SizesCase]()
-    for option, value in (("--data", options.data), ("--params", options.params), ("--dtype", options.dtype)):
-        if value is not None:
+    for name in ("data", "params", "dtype"):
+        if getattr(options, name) is not None:
             raise UsageError(
-                f"{option} has no meaning with --all-sizes, which draws arrays of residues at small sizes"
+                f"--{name} has no meaning with --all-sizes, which draws arrays of residues at small sizes"
             )
     is_one = choice.source is not None or choice.model or choice.settings
     selections = (
