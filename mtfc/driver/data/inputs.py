@@ -285,28 +285,22 @@ def draw_batch(
 ) -> Batches:
     """Draw batches from a seed: standard normal numbers, indices in range, truth values. All batches share the scalars.
 
-    change: makes floats of another kind.
+    change: makes floats of another kind. The first batch is the same for any number of batches.
     """
-    types = input_types(function)
-    several = frozenset(name for name, type in types.items() if type.dims and number > 1)
-    arrays = {
-        name: _draw(
-            name, type, index_bound(name, function.body) or 2, seed, number if name in several else 1, change
-        )
-        for name, type in types.items()
-    }
-    return Batches(types, arrays, number, several)
-
-
-def _draw(
-    name: str, type: TensorType, bound: int, seed: int, number: int, change: Callable[[Any], Any]
-) -> Array:
-    """Draw batches one after the other; the first batch is the same for any number of batches."""
     import numpy as np
 
-    entropy = [seed, crc32(name.encode())]
-    parts = [_drawn([*entropy, i] if i else entropy, type, bound, change) for i in range(number)]
-    return np.concatenate(parts) if number > 1 else parts[0]
+    types = input_types(function)
+    several = frozenset(name for name, type in types.items() if type.dims and number > 1)
+
+    def drawn(name: str, type: TensorType) -> Array:
+        entropy, bound = [seed, crc32(name.encode())], index_bound(name, function.body) or 2
+        others = range(1, number) if name in several else ()
+        first, *rest = (
+            _drawn(each, type, bound, change) for each in (entropy, *([*entropy, i] for i in others))
+        )
+        return np.concatenate([first, *rest]) if rest else first
+
+    return Batches(types, {name: drawn(name, type) for name, type in types.items()}, number, several)
 
 
 def _drawn(entropy: list[int], type: TensorType, bound: int, change: Callable[[Any], Any]) -> Array:

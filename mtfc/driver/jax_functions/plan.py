@@ -18,8 +18,8 @@ from mtfc.compiler.passes.recompute import KEPT, Recompute
 from mtfc.compiler.search.idle_axes import idle_axes, idle_note
 from mtfc.driver.data.files import parsed_json, read_bytes, readable_texts, write_text
 from mtfc.driver.errors import UsageError, public
-from mtfc.driver.jax_functions.packed_program import PackedProgram
 from mtfc.driver.jax_functions.shardings import (
+    PackedProgram,
     Unsaid,
     explicit_axes,
     one_use,

@@ -228,11 +228,6 @@ class TrainLoop:
         self.saving.at_end(state, self.position, self.last, self.unevaluated is not None)
 
     @property
-    def ends_evaluated(self) -> bool:
-        """True if the last figures are those of the last step, which has an evaluation if there is any."""
-        return self.last is not None and self.last.number == int(self.state.step)
-
-    @property
     def ends_early(self) -> bool:
         """True if the evaluations have not become better for some time."""
         return self.evaluations is not None and self.evaluations.is_over

@@ -223,7 +223,8 @@ class Trainer:
                 checkpoints.best = loop.evaluations.best
             status = self._train(loop, stop, saving, first)
             cause = self._cause(loop) if status == ERRORS and loop.before is not None else None
-            ended = self._evaluated_at_once(loop, stop) if status == OK and not loop.ends_evaluated else {}
+            is_evaluated = loop.last is not None and loop.last.number == int(loop.state.step)
+            ended = self._evaluated_at_once(loop, stop) if status == OK and not is_evaluated else {}
         mesh = dict(self.case.mesh.axes)
         summary = TrainingSummary(loop.steps, first, self.case.name, mesh, saving.last, ended, saving.best)
         return FinishedTraining(status, summary, self.leads, cause, stop.leaves_thread)
