@@ -138,7 +138,7 @@ def _exported(links: Sequence[TensorLink], ours: Mapping[str, StoredArray]) -> d
 def _imported(
     parameters: Iterable[Parameter], links: Sequence[TensorLink], theirs: Mapping[TensorLink, StoredArray]
 ) -> dict[str, StoredArray]:
-    """Return our parameters."""
+    """Return our parameters, each read tensor by tensor."""
     places: dict[str, list[tuple[TensorLink, Part]]] = {parameter.name: [] for parameter in parameters}
     for link in links:
         for part in link.parts:
@@ -147,24 +147,18 @@ def _imported(
     def stored(parameter: Parameter) -> StoredArray:
         shape = tuple(dim.size for dim in parameter.type.dims)
         dtype = _common(theirs[link].dtype for link, _ in places[parameter.name])
-        return StoredArray(shape, dtype, lambda: _gathered(shape, dtype, places[parameter.name], theirs))
+
+        def read() -> Array:
+            values = np.empty(shape, numpy_type(dtype))
+            for link, wanted in places[parameter.name]:
+                for part, numbers in link.split(theirs[link].read()):
+                    if part is wanted:
+                        part.put(values, numbers)
+            return values
+
+        return StoredArray(shape, dtype, read)
 
     return {parameter.name: stored(parameter) for parameter in parameters}
-
-
-def _gathered(
-    shape: tuple[int, ...],
-    dtype: str,
-    places: Iterable[tuple[TensorLink, Part]],
-    theirs: Mapping[TensorLink, StoredArray],
-) -> Array:
-    """Read a parameter, tensor by tensor."""
-    values = np.empty(shape, numpy_type(dtype))
-    for link, wanted in places:
-        for part, numbers in link.split(theirs[link].read()):
-            if part is wanted:
-                part.put(values, numbers)
-    return values
 
 
 def _common(dtypes: Iterable[str]) -> str:

@@ -295,25 +295,9 @@ def imported_program(
     parameters: Sequence[int] | None,
     merge: bool,
 ) -> ImportedProgram:
-    """Import a function. Raises `CompileError`, and `Unavailable` if JAX is missing."""
+    """Import a function. Raises `CompileError`, `UsageError` for wrong options, and `Unavailable` if JAX is missing."""
     import_jax()
     args, kwargs = by_place(function, args, kwargs)
-    _check_options(function, len(args), names, parameters)
-    try:
-        with few_collections():
-            found = imported(function, args, kwargs, names or {}, parameters, merge)
-    except CompileError as error:
-        raise CompileError(_with_lines(error)) from None
-    return ImportedProgram(found, found.flat.function)
-
-
-def _check_options(
-    function: Callable[..., Any],
-    number: int,
-    names: Mapping[str, str] | None,
-    parameters: Sequence[int] | None,
-) -> None:
-    """Raise `UsageError` for options of the wrong kind, and for numbers of arguments that there are not."""
     if not callable(function):
         raise UsageError(f"`from_jax` takes a function of JAX first, and found {function!r}")
     is_mapping = names is None or isinstance(names, Mapping)
@@ -325,15 +309,16 @@ def _check_options(
     given = () if parameters is None else parameters
     if isinstance(given, str) or not isinstance(given, Sequence) or not all(type(x) is int for x in given):
         raise UsageError(f"`parameters` are numbers of arguments, such as (0,), and not {parameters!r}")
-    wrong = [x for x in given if not 0 <= x < number]
+    wrong = [x for x in given if not 0 <= x < len(args)]
     if wrong:
         raise UsageError(
-            f"`parameters` has {wrong[0]}, and the function gets {number} positional arguments, numbered from 0"
+            f"`parameters` has {wrong[0]}, and the function gets {len(args)} positional arguments, numbered from 0"
         )
-
-
-def _with_lines(error: CompileError) -> list[Any]:
-    """Attach the user's lines to diagnostics."""
-    sources = Sources()
-    sources.texts |= readable_texts(each.span.file for each in error.diagnostics)
-    return sources.shown(error.diagnostics)
+    try:
+        with few_collections():
+            found = imported(function, args, kwargs, names or {}, parameters, merge)
+    except CompileError as error:
+        sources = Sources()  # the user's lines
+        sources.texts |= readable_texts(each.span.file for each in error.diagnostics)
+        raise CompileError(sources.shown(error.diagnostics)) from None
+    return ImportedProgram(found, found.flat.function)

@@ -52,6 +52,7 @@ from mtfc.driver.training.example_files import (
     RECORDS,
     TEXT,
     TOKEN_DTYPES,
+    DataPart,
     Examples,
     Records,
     first_tf_example,
@@ -152,7 +153,7 @@ def _opened(
     weighted = _weighted(spec)
     if not all(weight for _, weight in weighted):
         raise UsageError(f"{spec}: the weights of a mixture are numbers above 0")
-    parts = [DataPart.of(name, weight, tokenizer) for name, weight in weighted]
+    parts = [_part(name, weight, tokenizer) for name, weight in weighted]
     files = [file for part in parts for file in part.files]
     repeated = [file for file, count in Counter(files).items() if count > 1]
     if repeated:
@@ -166,7 +167,7 @@ def _opened(
         if any(file.endswith((".npz", ".npy", ".bin")) for file in files):
             raise UsageError(f"--tokenizer is for text, and {spec} has arrays or tokens: leave it out")
         _check_vocabulary(tokenizer, inputs[0])
-    examples = [open_examples(part.path, part.files, part.dtype, inputs, tokenizer) for part in parts]
+    examples = [open_examples(part, inputs, tokenizer) for part in parts]
     named = [attrs.evolve(part, name=part.path) for part in parts]  # without the dtype of tokens
     mixture = Mixture.of(named, [each.count for each in examples])
     identity = {} if tokenizer is None else {"tokenizer": tokenizer.fingerprint}
@@ -174,21 +175,10 @@ def _opened(
     return FileSource(whole, inputs, accumulate, mixture, identity)
 
 
-@attrs.frozen
-class DataPart:
-    """A source of a mixture. name: as given. dtype: that of tokens. files: the file at the path, or those of a directory."""
-
-    name: str
-    weight: float
-    path: str
-    dtype: str | None
-    files: tuple[str, ...]
-
-    @classmethod
-    def of(cls, name: str, weight: float, tokenizer: Tokenizer | None) -> DataPart:
-        """Find the files of a source. Raises `UsageError`."""
-        path, dtype = _location(name, tokenizer)
-        return cls(name, weight, path, dtype, shards(path, dtype, tokenizer is not None))
+def _part(name: str, weight: float, tokenizer: Tokenizer | None) -> DataPart:
+    """Find the files of a source. Raises `UsageError`."""
+    path, dtype = _location(name, tokenizer)
+    return DataPart(name, weight, path, dtype, shards(path, dtype, tokenizer is not None))
 
 
 def _are_documents(part: DataPart, inputs: Sequence[DataInput], tokenizer: Tokenizer | None) -> bool:

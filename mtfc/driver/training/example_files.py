@@ -121,31 +121,37 @@ def _first(found: Sequence[object], most: int = SHOWN_EXAMPLES) -> str:
     return ", ".join(map(str, found[:most])) + more
 
 
-def open_examples(
-    path: str,
-    paths: tuple[str, ...],
-    dtype: str | None,
-    inputs: Sequence[DataInput],
-    tokenizer: Tokenizer | None = None,
-) -> Examples:
-    """Open the files of `path`. Raises `CompileError` (E501 to E504, E506) and `UsageError`.
+@attrs.frozen
+class DataPart:
+    """A source of a mixture. name: as given. dtype: that of tokens. files: the file at the path, or those of a directory."""
 
-    dtype: that of token files. tokenizer: makes tokens of text. Every file is looked at; files of arrays are not read whole.
+    name: str
+    weight: float
+    path: str
+    dtype: str | None
+    files: tuple[str, ...]
+
+
+def open_examples(part: DataPart, inputs: Sequence[DataInput], tokenizer: Tokenizer | None) -> Examples:
+    """Open the files of a source. Raises `CompileError` (E501 to E504, E506) and `UsageError`.
+
+    tokenizer: makes tokens of text. Every file is looked at; files of arrays are not read whole.
     """
+    path, files = part.path, part.files
     if tokenizer is not None:
         opening = lru_cache(None)(partial(_read_text, tokenizer=tokenizer, input=_token_input(path, inputs)))
     else:
-        opening = lru_cache(max(1, OPEN_ARRAYS // len(inputs)))(_opening(paths[0], dtype, inputs))
-    shapes = [_checked_shapes(each, opening(each), inputs) for each in paths]
+        opening = lru_cache(max(1, OPEN_ARRAYS // len(inputs)))(_opening(files[0], part.dtype, inputs))
+    shapes = [_checked_shapes(each, opening(each), inputs) for each in files]
     dim, members = _columns(path, shapes, inputs)
-    counts = [_rows(each, shape, members) for each, shape in zip(paths, shapes, strict=True)]
-    first = opening(paths[0])
+    counts = [_rows(each, shape, members) for each, shape in zip(files, shapes, strict=True)]
+    first = opening(files[0])
     constants = {
-        each.name: each.converted(np.asarray(first[each.name]), lambda _: f"its array in {paths[0]}")
+        each.name: each.converted(np.asarray(first[each.name]), lambda _: f"its array in {files[0]}")
         for each in inputs
         if each not in members
     }
-    return Examples(path, dim, members, constants, paths, np.cumsum([0, *counts]), opening)
+    return Examples(path, dim, members, constants, files, np.cumsum([0, *counts]), opening)
 
 
 def shards(path: str, dtype: str | None, has_tokenizer: bool = False) -> tuple[str, ...]:
