@@ -335,7 +335,7 @@ TEXT = "text"
 
 @attrs.frozen(eq=False)
 class Records:
-    """The documents of a file: text, or tokens. read: returns a document by its number."""
+    """The records of a file: bytes, documents of text or tokens, or examples. read: returns a record by its number."""
 
     path: str
     count: int
@@ -358,9 +358,9 @@ def open_records(path: str, dtype: str | None, key: str) -> Records:
         column = _parquet_columns(path, [key])[key]
         return Records(path, len(column), lambda number: column[number].as_py())
     records = array_records(path)
-    if dtype is None and first_tf_example(path) is not None:
-        return Records(path, len(records), partial(_feature, path, records, key))
-    return Records(path, len(records), partial(_record, records, dtype))
+    is_tf = dtype is None and first_tf_example(path) is not None
+    read = partial(_feature, records, key) if is_tf else partial(_record, records, dtype)
+    return attrs.evolve(records, read=read)
 
 
 # JSON lines
@@ -457,38 +457,28 @@ def _is_list(types: Any, type: Any) -> bool:
 # ArrayRecord
 
 
-@attrs.frozen(eq=False)
-class ByteRecords:
-    """The records of an ArrayRecord file, which the package reads when they are asked for."""
-
-    path: str
-    source: Any
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __getitem__(self, number: int) -> bytes:
-        """Return a record. Raises `CompileError` (E501) if it is damaged."""
-        try:
-            return bytes(self.source[number])
-        except Exception as error:  # of many kinds, by the package array_record
-            raise unreadable(self.path, f"record {number} is damaged ({_line_of(error)})") from None
-
-
-def array_records(path: str) -> ByteRecords:
-    """Return the records of a file. Raises `CompileError` (E501)."""
+def array_records(path: str) -> Records:
+    """Return the records of a file as bytes, which the package reads when they are asked for. Raises `CompileError` (E501)."""
+    file_size(path)
     sources = import_package("grain.sources", "grain")
     try:
         records = sources.ArrayRecordDataSource(path)
-        _ = len(records)
+        count = len(records)
     except Exception as error:  # of many kinds, by the package array_record
         raise unreadable(path, f"it is no ArrayRecord file ({_line_of(error)})") from None
-    return ByteRecords(path, records)
+
+    def read(number: int) -> bytes:
+        try:
+            return bytes(records[number])
+        except Exception as error:
+            raise unreadable(path, f"record {number} is damaged ({_line_of(error)})") from None
+
+    return Records(path, count, read)
 
 
-def _record(records: ByteRecords, dtype: str | None, number: int) -> Any:
+def _record(records: Records, dtype: str | None, number: int) -> Any:
     """Return a document: text, or tokens if their dtype is known."""
-    record = records[number]
+    record = records.read(number)
     if dtype is None:
         return record.decode("utf-8", "replace")
     stored = np.dtype(dtype).newbyteorder("<")
@@ -499,18 +489,17 @@ def _record(records: ByteRecords, dtype: str | None, number: int) -> Any:
 
 def first_tf_example(path: str) -> dict[str, Array] | None:
     """Return the features of the first record of a file, if it is a `tf.train.Example`. Raises `CompileError` (E501)."""
-    file_size(path)
     records = array_records(path)
-    return parse_tf_example(records[0]) if len(records) else None
+    return parse_tf_example(records.read(0)) if records.count else None
 
 
-def _feature(path: str, records: ByteRecords, key: str, number: int) -> Any:
+def _feature(records: Records, key: str, number: int) -> Any:
     """Return a document from a feature of a `tf.train.Example`: text, or tokens."""
-    features = parse_tf_example(records[number]) or {}
+    features = parse_tf_example(records.read(number)) or {}
     if key not in features:
         found = f"it has {', '.join(features)}" if features else "it has none"
         raise UsageError(
-            f"document {number} of {path}: expected a tf.train.Example with the feature `{key}`, and {found}"
+            f"{records.place(number)}: expected a tf.train.Example with the feature `{key}`, and {found}"
         )
     feature = features[key]
     is_text = key == TEXT and feature.dtype.name == "uint8"
@@ -521,18 +510,16 @@ def _feature(path: str, records: ByteRecords, key: str, number: int) -> Any:
 class RecordColumn:
     """One array of the records of an ArrayRecord file, each with one example, with the interface of a NumPy array.
 
-    records: number -> the arrays of a record.
+    records: their arrays by name. row: the first one's array.
     """
 
-    path: str
     name: str
-    count: int
-    records: Callable[[int], Mapping[str, Array]]
+    records: Records
     row: Array
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (self.count, *self.row.shape)
+        return (self.records.count, *self.row.shape)
 
     @property
     def dtype(self) -> Any:
@@ -543,9 +530,9 @@ class RecordColumn:
         return np.stack(rows) if rows else np.empty((0, *self.row.shape), self.dtype)
 
     def _row(self, number: int) -> Array:
-        found = self.records(number).get(self.name)
+        found = self.records.read(number).get(self.name)
         if found is None or (found.shape, found.dtype) != (self.row.shape, self.row.dtype):
-            raise unreadable(self.path, f"record {number} has other arrays than record 0")
+            raise unreadable(self.records.path, f"record {number} has other arrays than record 0")
         return found
 
 
@@ -554,28 +541,25 @@ def map_array_records(path: str, shapes: Mapping[str, tuple[int, ...]]) -> Array
 
     shapes: of the inputs, without the batch: a `tf.train.Example` has none.
     """
-    file_size(path)
     records = array_records(path)
-    if not len(records):
+    if not records.count:
         raise unreadable(path, "it has no records")
-    read = partial(_example, path, records, shapes)
-    return {name: RecordColumn(path, name, len(records), read, row) for name, row in read(0).items()}
+    examples = attrs.evolve(records, read=partial(_example, records, shapes))
+    return {name: RecordColumn(name, examples, row) for name, row in examples.read(0).items()}
 
 
-def _example(
-    path: str, records: ByteRecords, shapes: Mapping[str, tuple[int, ...]], number: int
-) -> dict[str, Array]:
+def _example(records: Records, shapes: Mapping[str, tuple[int, ...]], number: int) -> dict[str, Array]:
     """Return the arrays of a record."""
-    if not records[number].startswith(ZIP) and (features := parse_tf_example(records[number])) is not None:
+    record = records.read(number)
+    if not record.startswith(ZIP) and (features := parse_tf_example(record)) is not None:
         return shaped(features, shapes)
     try:
-        record = BytesIO(records[number])
-        with PARSING, np.load(record, allow_pickle=False) as archive:
+        with PARSING, np.load(BytesIO(record), allow_pickle=False) as archive:
             return dict(archive)
     except Exception as error:  # a damaged record fails in many ways: in zip, struct, or NumPy's own header
         wanted = "no tf.train.Example, and no NPZ file with the arrays of one example"
         raise unreadable(
-            path, f"record {number} is {wanted} ({_line_of(error)}); text needs --tokenizer"
+            records.path, f"record {number} is {wanted} ({_line_of(error)}); text needs --tokenizer"
         ) from None
 
 
