@@ -44,12 +44,13 @@ class FailedRequest(Exception):
 
 @contextmanager
 def raised_as(kind: Callable[[str], Exception], message: str, *errors: type[Exception]) -> Iterator[None]:
-    """Raise an error of a kind for some errors of the block, by default those of files: a message and the reason."""
+    """Raise an error of a kind for some errors of the block, by default those of files: a message and the reason's first line."""
     kinds = errors or (OSError,)
     try:
         yield
     except kinds as error:
-        raise kind(f"{message}: {reason_of(error)}") from None
+        reason = reason_of(error).partition("\n")[0]
+        raise kind(f"{message}: {reason}") from None
 
 
 def public(function: Callable[P, R]) -> Callable[P, R]:

@@ -47,7 +47,7 @@ from mtfc.driver.data.array_files import (
     steps_in,
     sum_of_bits,
 )
-from mtfc.driver.errors import FailedRequest, UsageError
+from mtfc.driver.errors import FailedRequest, UsageError, raised_as
 from mtfc.driver.training.hosts import is_of_a_collective
 from mtfc.driver.training.run_folder import Mirror, RunLock
 from mtfc.reports.array_summary import finite
@@ -401,12 +401,10 @@ def _writer(is_shared: bool) -> Any:
 def _make(folder: Path, is_shared: bool) -> None:
     """Make the folder, and remove what a killed process has left."""
     if jax.process_index() == 0 or not is_shared:
-        try:
+        with raised_as(UsageError, f"cannot write checkpoints to {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
             _clean(folder)
             Path(mkdtemp(dir=folder)).rmdir()
-        except OSError as error:
-            raise UsageError(f"cannot write checkpoints to {folder}: {fault_of(error)}") from None
     if jax.process_count() > 1:
         from jax.experimental import multihost_utils
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -19,7 +19,7 @@ from mtfc.compiler.ir.core import Program
 from mtfc.driver.data.array_files import CHECKPOINTS, About
 from mtfc.driver.data.files import RemoteFolder, cache, is_remote
 from mtfc.driver.data.inputs import draw_batch, given_parameters
-from mtfc.driver.errors import ERRORS, INTERRUPTED, OK, UsageError, reason_of, say
+from mtfc.driver.errors import ERRORS, INTERRUPTED, OK, UsageError, raised_as, say
 from mtfc.driver.loading.selection import Case, LayoutOnMesh, Resizing, Selection, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import TrainOptions
@@ -530,10 +530,8 @@ class ProfiledSteps(Sink):
             import_jax().profiler.stop_trace()
         say(f"the profile of {steps} steps is in {self.folder}")
 
-    @contextmanager
-    def _named(self) -> Iterator[None]:
-        try:
-            yield
-        except (RuntimeError, ValueError, OSError) as error:  # JAX says RESOURCE_EXHAUSTED for a full disk
-            reason = reason_of(error).partition("\n")[0]
-            raise Unavailable(f"cannot write a profile to {self.folder}: {reason}") from None
+    def _named(self) -> AbstractContextManager[None]:
+        what = f"cannot write a profile to {self.folder}"
+        return raised_as(
+            Unavailable, what, RuntimeError, ValueError, OSError
+        )  # RESOURCE_EXHAUSTED: a full disk
