@@ -143,7 +143,7 @@ class Checkpoints:
         checks = _checks(dict(_named_arrays(state)))
         arguments = {
             "state": ocp.args.PyTreeSave(attrs.asdict(state, recurse=False)),
-            "about": _record_arguments()(lambda: self._checked(about, checks())),
+            "about": _record_handler()[1](lambda: self._checked(about, checks())),
         }
         if self.writer is None:  # after all reading: orbax lets the last reader or writer set who leads
             self.writer = _writer(is_shared=self.mirror is None)
@@ -393,7 +393,7 @@ def _writer(is_shared: bool) -> Any:
         state=ocp.PyTreeCheckpointHandler(
             use_ocdbt=not alone, use_compression=False, multiprocessing_options=options
         ),
-        about=_record_handler(),
+        about=_record_handler()[0],
     )
     return ocp.AsyncCheckpointer(handler, multiprocessing_options=options, async_options=waiting)
 
@@ -427,41 +427,27 @@ def are_finite(state: Any) -> bool:
 
 
 @lru_cache
-def _record_arguments() -> Any:
-    """Return the class of orbax's arguments for the record: a function that returns the record, called in a thread."""
+def _record_handler() -> tuple[Any, Any]:
+    """Return orbax's handler of the record, and its arguments' class: they have a function that returns the record.
+
+    Orbax calls the function in a thread. An error keeps the checkpoint from being renamed.
+    """
     ocp = orbax()
 
-    @attrs.define
-    class RecordArguments(ocp.args.CheckpointArgs):  # type: ignore[misc, name-defined]
-        record: Callable[[], About]
-
-    return RecordArguments
-
-
-@lru_cache
-def _record_handler() -> Any:
-    """Return orbax's handler of the record."""
-    ocp = orbax()
-
-    class RecordHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc, name-defined]
-        """Writes the record once its checksums are there. An error keeps the checkpoint from being renamed."""
-
-        async def async_save(self, directory: Any, args: Any) -> list[Any]:
+    class RecordHandler(ocp.JsonCheckpointHandler):  # type: ignore[misc, name-defined]
+        async def async_save(self, directory: Any, item: Any = None, args: Any = None) -> list[Any]:
             async def write() -> None:
-                record = args.record()
+                text = args.item().text()
                 if jax.process_index() == 0:
-                    (directory / Path(RECORD).name).write_text(record.text())
+                    (directory / Path(RECORD).name).write_text(text)
 
             return [ocp.future.CommitFutureAwaitingContractedSignals(write(), name="about")]
 
-        def save(self, directory: Any, args: Any) -> None:
-            raise NotImplementedError
+    @ocp.args.register_with_handler(RecordHandler, for_save=True, for_restore=True)
+    class RecordArguments(ocp.args.JsonSave):  # type: ignore[misc, name-defined]
+        """The function, as `item`."""
 
-        def restore(self, directory: Any, args: Any = None) -> None:
-            raise NotImplementedError
-
-    ocp.args.register_with_handler(RecordHandler, for_save=True, for_restore=True)(_record_arguments())
-    return RecordHandler()
+    return RecordHandler(), RecordArguments
 
 
 @attrs.frozen
