@@ -35,9 +35,13 @@ from mtfc.driver.values import (
     one_of,
     seconds_option,
 )
+from mtfc.frontend.elaborate import elaborate
 from mtfc.frontend.jaxpr.importing import Imported, imported
 from mtfc.frontend.jaxpr.tracing import by_place
 from mtfc.frontend.jaxpr.user_lines import definition
+from mtfc.frontend.layout_options import parse_layout, parse_mesh
+from mtfc.frontend.layouts.legality import check_layout
+from mtfc.frontend.syntax.parser import parse
 
 if TYPE_CHECKING:
     from mtfc.compiler.search.found import Found
@@ -122,11 +126,6 @@ class ImportedProgram:
         return Plan(self.imported, case, self.function)
 
     def _case(self, layout: str | None, mesh: str | None) -> LayoutOnMesh:
-        from mtfc.frontend.elaborate import elaborate
-        from mtfc.frontend.layout_options import parse_layout, parse_mesh
-        from mtfc.frontend.layouts.legality import check_layout
-        from mtfc.frontend.syntax.parser import parse
-
         sources, diagnostics = Sources(), Diagnostics()
         layout = _of_leading_factors(layout or "{}", self.dims)
         sources.texts |= {"<--mesh>": mesh or "", "<--layout>": layout}
@@ -272,10 +271,6 @@ def _of_leading_factors(layout: str, dims: Mapping[str, int]) -> str:
 
 def mesh_of(text: str) -> Mesh:
     """Return the mesh that a text spells out. Raises `CompileError`."""
-    from mtfc.frontend.elaborate import elaborate
-    from mtfc.frontend.layout_options import parse_mesh
-    from mtfc.frontend.syntax.parser import parse
-
     return parse_mesh(text, elaborate(parse("", "<dims>", Diagnostics()), Diagnostics()))
 
 

@@ -32,6 +32,7 @@ from mtfc.driver.jax_functions.xla_faults import MetFault, met_faults, warn_of
 from mtfc.driver.loading.selection import LayoutOnMesh
 from mtfc.frontend.jaxpr.importing import Imported, Leaf
 from mtfc.frontend.jaxpr.tracing import by_place, value_of
+from mtfc.frontend.layouts.layout_text import rules_text
 
 if TYPE_CHECKING:
     from mtfc.compiler.cost.hardware import Device, Hardware
@@ -99,8 +100,6 @@ class Plan:
 
     @property
     def rules_text(self) -> str:
-        from mtfc.frontend.layouts.layout_text import rules_text
-
         return rules_text(self.case.layout)
 
     @property
@@ -461,7 +460,6 @@ class Plan:
 
     def _runner_up(self) -> str:
         """Return the price of the search's next best plan, and its difference by line."""
-        from mtfc.frontend.layouts.layout_text import rules_text
         from mtfc.reports.difference import ComparedLayout, difference_report
         from mtfc.reports.step_report import seconds_text
 
