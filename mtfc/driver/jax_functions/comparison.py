@@ -46,17 +46,15 @@ from mtfc.compiler.ir.core import walk
 from mtfc.compiler.ir.loops import is_unbounded
 from mtfc.compiler.ir.types import ARRAY_DTYPES
 from mtfc.driver.verification import checks
-from mtfc.driver.verification.checks import PER_SECOND
 from mtfc.driver.verification.exact_cases import elements, exact_case, exact_lowered
 from mtfc.driver.verification.results import CheckResult, ExactCase
 from mtfc.driver.verification.special_numbers import KINDS, fewest
 from mtfc.frontend.jaxpr.flat import all_steps
-from mtfc.frontend.jaxpr.importing import Imported
+from mtfc.frontend.jaxpr.importing import Imported, Leaf
 from mtfc.frontend.jaxpr.tracing import by_place, value_of
 
 if TYPE_CHECKING:
     from mtfc.driver.jax_functions.plan import Plan
-    from mtfc.frontend.jaxpr.importing import Leaf
 
 jax = import_jax()
 
@@ -110,11 +108,6 @@ class PlanVerification:
     ended: tuple[str, ...] = ()
 
     @property
-    def notes(self) -> Sequence[str]:
-        """A sentence about each known fault of XLA that `plan.apply` meets."""
-        return [each.note for each in self.plan.known_faults]
-
-    @property
     def exact_cases(self) -> tuple[ExactCase, ...]:
         """The exact checks, that of the import first."""
         return tuple(case for case in (self.imported, self.exact) if case is not None)
@@ -151,7 +144,7 @@ class PlanVerification:
         return "\n".join([*(case.text() for case in self.exact_cases), self.verdict()])
 
     def verdict(self) -> str:
-        """Return a line for each road, and for what proves nothing."""
+        """Return a line for each road, for what proves nothing, and for each known fault of XLA that `plan.apply` meets."""
         lines = [f"FAILED {each}" for each in self.ended]
         for road in dict.fromkeys(each.road for each in self.outputs):
             own = [each for each in self.outputs if each.road == road]
@@ -165,7 +158,7 @@ class PlanVerification:
         lines += _unstable_note(self.outputs)
         if self.without_numbers:
             lines.append(f"{NO_NUMBERS} {', '.join(self.without_numbers)}: {OTHERS}")
-        return "\n".join([*lines, *self.notes])
+        return "\n".join([*lines, *(each.note for each in self.plan.known_faults)])
 
 
 def _proves_nothing(outputs: Sequence[OutputDifference]) -> bool:
@@ -247,7 +240,7 @@ def _by_roads(
     roads.append(road(STEP, plan.step, plan.mesh))
     roads += [road(ON_ITS_MESH, plan.function, own_mesh)] if own_mesh is not None else []
     steps = sum(1 for _ in all_steps(plan.imported.steps))
-    seconds = SECONDS + PER_STEP * steps + elements(plan.imported.program) / PER_SECOND
+    seconds = SECONDS + PER_STEP * steps + elements(plan.imported.program) / checks.PER_SECOND
     plain, *others = computed(roads, seconds, budget)
     if plain.reason:
         return PlanVerification(plan, ended=(f"{FUNCTION} {plain.reason}: {OTHERS}",))
@@ -572,10 +565,11 @@ class Road:
                 return cls(name, draws, here, pickle.dumps(sent), axes)
         return cls(name, draws, here)
 
-    def results(self) -> list[Arrays]:
-        """Return the leaves of the results for each draw, of NumPy."""
+    def results(self) -> list[RoadResults]:
+        """Return the result of a check: the leaves of the results for each draw, of NumPy."""
         function = self.function or self._loaded()
-        return [[np.asarray(x) for x in jax.tree.leaves(function(*draw))] for draw in self.draws]
+        found = [[np.asarray(x) for x in jax.tree.leaves(function(*draw))] for draw in self.draws]
+        return [RoadResults(self.name, draws=found)]
 
     def _loaded(self) -> Any:
         exported = pickle.loads(self.text)
@@ -599,12 +593,7 @@ class RoadResults(CheckResult):
 
 def checks_of(roads: Sequence[Road], seconds: float) -> Sequence[checks.Check]:
     """Return the computation of each road as a check."""
-
-    def check(road: Road) -> checks.Check:
-        blank = RoadResults(road.name)
-        return checks.Check(road.name, lambda: [attrs.evolve(blank, draws=road.results())], blank, seconds)
-
-    return [check(road) for road in roads]
+    return [checks.Check(road.name, road.results, RoadResults(road.name), seconds) for road in roads]
 
 
 def _sent(roads: Sequence[Road], seconds: float, is_wide: bool) -> Sequence[checks.Check]:
