@@ -132,7 +132,7 @@ def met_faults(imported: Imported, rules: Mapping[str, Axes], mesh: Mesh) -> tup
     placed = PlacedSteps(imported, rules, mesh)
     found: dict[tuple[str, str], MetFault] = {}
     for step in placed.steps:
-        for fault in FAULTS_OF.get(step.primitive, ()):
+        for fault in (each for each in FAULTS if step.primitive in each.primitives):
             dims = tuple(dict.fromkeys(dim.name for dim in fault.meets(step, placed)))
             if dims:
                 met = MetFault(fault, step.span, dims)
@@ -441,10 +441,3 @@ FAULTS: tuple[Fault, ...] = (
         ends_process=True,
     ),
 )
-
-FAULTS_OF: Mapping[str, tuple[Fault, ...]] = {
-    name: tuple(each for each in FAULTS if name in each.primitives)
-    for fault in FAULTS
-    for name in fault.primitives
-}
-"""Primitive -> the faults that its equations may meet."""
