@@ -20,7 +20,7 @@ from mtfc.compiler.analysis.output_weights import with_weights
 from mtfc.compiler.ir.core import Program
 from mtfc.driver.data.inputs import given_parameters
 from mtfc.driver.errors import UsageError, say
-from mtfc.driver.loading.selection import Case, LayoutOnMesh, Resizing, Selection, select
+from mtfc.driver.loading.selection import Case, LayoutOnMesh, Resizing, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import EvalOptions
 from mtfc.driver.running.execution import jax_program
@@ -102,11 +102,9 @@ class DataEvaluation:
     compiled: Event = attrs.field(factory=Event)
 
     @classmethod
-    def of(
-        cls, source: DataSource, most: int | None, selection: Selection, resizing: Resizing, leads: bool
-    ) -> DataEvaluation:
+    def of(cls, source: DataSource, most: int | None, resizing: Resizing, leads: bool) -> DataEvaluation:
         """Return the evaluation on some data. Raises `CompileError`, `UsageError` and `Unavailable`."""
-        program, case = selection.program, selection.case
+        program, case = resizing.selection.program, resizing.selection.case
         rows = 1
         if isinstance(source, FileSource):
             rows = source.examples.dim.size
@@ -225,7 +223,7 @@ def evaluate(options: EvalOptions, sources: Sources) -> EvaluationSummary | None
             text = case.forward_source(program, "jax")
             facts = facts_of(options, program_fingerprint(program), text, case, {"--data": source})
             check_same(peers.gather(facts))
-        evaluation = DataEvaluation.of(source, options.batches, selection, resizing, peers.index == 0)
+        evaluation = DataEvaluation.of(source, options.batches, resizing, peers.index == 0)
         on_devices = evaluation.forward.on_devices
         params = on_devices.whole_params(on_devices.placed_params(options.seed, given))
         means = evaluation.means(params, Stop(peers=peers))

@@ -123,7 +123,7 @@ def _trained(options: TrainOptions, sources: Sources, to: TextIO | None) -> Fini
         evaluation = None
         if evaluated is not None:
             resizing = Resizing(options.file, options.choice, sources, selection)
-            evaluation = DataEvaluation.of(evaluated, options.eval_batches, selection, resizing, leads)
+            evaluation = DataEvaluation.of(evaluated, options.eval_batches, resizing, leads)
         on_devices = jax_program(case, text)
         trainer = Trainer(
             options, program, case, predicted, to, on_devices, source, evaluation, total, peers, mirror
