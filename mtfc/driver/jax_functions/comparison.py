@@ -413,12 +413,7 @@ def _drawn(leaf: Leaf, random: Any, changed: Callable[[Any], Any]) -> Any:
 
 
 def _compared(
-    road: str,
-    leaves: Sequence[Leaf],
-    found: Sequence[Any],
-    expected: Sequence[Any],
-    spread: Sequence[Any],
-    narrowest: str,
+    road: str, leaves: Sequence[Leaf], found: Arrays, expected: Arrays, spread: Arrays, narrowest: str
 ) -> list[OutputDifference]:
     """Compare outputs. Errors are shares of the largest number of an output: see `LIMIT`."""
     result = []

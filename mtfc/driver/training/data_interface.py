@@ -37,7 +37,7 @@ from mtfc.driver.data.array_files import Array, StoredArray, whole
 from mtfc.driver.data.inputs import Fitting, index_bound, inputs_of, stacked
 from mtfc.driver.data.packages import import_package
 from mtfc.driver.errors import UsageError, say
-from mtfc.driver.training.user_code import explained, imported_function, kind_of_value
+from mtfc.driver.training.user_code import explained, kind_of_value
 from mtfc.reports.table import listed
 
 Position = Mapping[str, Any]
@@ -361,14 +361,6 @@ class UserSource:
         """Return True if the input's first dimension is the batch: the first dimension of the first input that has one."""
         first = next((each.type.dims[0] for each in self.inputs if each.shape), None)
         return bool(input.shape) and input.type.dims[0] == first
-
-
-def load_function(
-    spec: str, inputs: Sequence[DataInput], accumulate: int, takes_rest: bool = False
-) -> UserSource:
-    """Import a function, from the current directory too. Raises `UsageError`."""
-    function = imported_function(spec, "", "a function that returns batches")
-    return UserSource(spec, function, inputs, accumulate, takes_rest)
 
 
 class UserSteps:

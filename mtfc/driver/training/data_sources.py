@@ -41,8 +41,8 @@ from mtfc.driver.training.data_interface import (
     Order,
     Position,
     PositionedIterator,
+    UserSource,
     data_inputs,
-    load_function,
     place_in,
 )
 from mtfc.driver.training.example_files import (
@@ -61,7 +61,7 @@ from mtfc.driver.training.example_files import (
     open_records,
     shards,
 )
-from mtfc.driver.training.user_code import FUNCTION
+from mtfc.driver.training.user_code import FUNCTION, imported_function
 
 SHUFFLE = 2
 """The number of the rule that orders examples: a position in one order has no meaning in another."""
@@ -90,7 +90,8 @@ def open_source(
     if not inputs:
         raise UsageError(f"model {program.name} has no inputs: leave out --data")
     if _is_function(spec):
-        return load_function(spec, inputs, accumulate, takes_rest)
+        function = imported_function(spec, "", "a function that returns batches")
+        return UserSource(spec, function, inputs, accumulate, takes_rest)
     spec = with_local_copies(spec)
     opened = Tokenizer.open(with_local_copies(tokenizer)) if tokenizer is not None else None
     with raised_as(UsageError, spec):
