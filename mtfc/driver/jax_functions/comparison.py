@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
-from mtfc.backends.common.devices import import_jax, reserve
+from mtfc.backends.common.devices import jax, reserve
 from mtfc.backends.exact.check import (
     DRAWS,
     ExactReference,
@@ -55,8 +55,6 @@ from mtfc.frontend.jaxpr.tracing import by_place, value_of
 
 if TYPE_CHECKING:
     from mtfc.driver.jax_functions.plan import Plan
-
-jax = import_jax()
 
 LIMIT = {"f64": 1e-9, "f32": 1e-4, "bf16": 5e-2, "f16": 1e-2, "f8e4m3fn": 0.2, "f8e5m2": 0.4}
 LIMIT |= {"c64": LIMIT["f32"], "c128": LIMIT["f64"]}

@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 
-from mtfc.backends.common.devices import import_jax
+from mtfc.backends.common.devices import jax
 from mtfc.frontend.jaxpr.equations import (
     INLINED,
     RECOMPUTING,
@@ -26,8 +26,6 @@ from mtfc.frontend.jaxpr.equations import (
 )
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Body, Flat, Var, chooses
 from mtfc.frontend.jaxpr.user_lines import at_line_of
-
-jax = import_jax()
 
 FREE = frozenset({"slice"})
 """Primitives whose results get no constraint: two slices of an array that is split would gather it twice."""

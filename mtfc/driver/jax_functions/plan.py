@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from mtfc.backends.common.devices import Unavailable, import_jax
+from mtfc.backends.common.devices import Unavailable, jax
 from mtfc.compiler.ir.core import Function, Program, walk
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import ARRAY_DTYPES, Axes, Forms, Layout, Mesh, Rules, TensorType
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from mtfc.driver.report import ReportPage
     from mtfc.frontend.jaxpr.flat import AppliedPrimitive
     from mtfc.reports.inspection import Inspection
-
-jax = import_jax()
 
 FORMAT = 1
 """The version of the file that `Plan.save` writes."""

@@ -14,15 +14,13 @@ from typing import Any
 
 import attrs
 
-from mtfc.backends.common.devices import import_jax, setting_kept
+from mtfc.backends.common.devices import jax, setting_kept
 from mtfc.backends.common.module import KINDS
 from mtfc.backends.registry import BACKENDS
 from mtfc.compiler.ir.core import Function
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import ARRAY_DTYPES, ITEM_BYTES, Axes, Dim, Mesh
 from mtfc.frontend.jaxpr.importing import Imported, Leaf
-
-jax = import_jax()
 
 
 @attrs.frozen

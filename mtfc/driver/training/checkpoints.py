@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
-from mtfc.backends.common.devices import Unavailable, import_jax
+from mtfc.backends.common.devices import Unavailable, jax
 from mtfc.driver.data.array_files import (
     OPTIMIZER,
     PARAMETERS,
@@ -55,8 +55,6 @@ from mtfc.reports.training_report import TrainingStep
 
 if TYPE_CHECKING:
     from mtfc.backends.jax.jax_program import JaxProgram, TrainState
-
-jax = import_jax()
 
 TEMPORARY = re.compile(r"\d+\.(orbax-checkpoint-tmp.*|removed)")
 """Names of folders that a killed process leaves: half written, and half removed."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
-from mtfc.backends.common.devices import Unavailable, import_jax
+from mtfc.backends.common.devices import Unavailable, jax
 from mtfc.compiler.diagnostics import CompileError
 from mtfc.compiler.ir.training import LOSS_SCALE
 from mtfc.compiler.passes.autodiff.loss_scaling import GOOD_STEPS
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from mtfc.backends.jax.jax_program import JaxProgram, TrainState
     from mtfc.driver.training.data_interface import BatchIterator
     from mtfc.driver.training.metrics import Evaluations
-
-jax = import_jax()
 
 
 class OthersFailed(Unavailable):
