@@ -88,10 +88,7 @@ WITH_NUMPY = {
     "training",
     "verification",
 }
-"""Packages and modules that import NumPy at their top: they are loaded where arrays are computed.
-
-Some of them call `import_jax` at their top, too: all of their functions need JAX.
-"""
+"""Packages and modules that import NumPy at their top: they are loaded where arrays are computed."""
 
 WITH_JAX = {"mtfc.backends.jax.jax_program", "mtfc.backends.calibrate.kernels"}
 """Modules that import JAX at their top: all of their functions need JAX, or a class of theirs is registered with it.
