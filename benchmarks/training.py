@@ -23,7 +23,7 @@ import attrs
 import mtfc
 from benchmarks.figures import Figure
 from mtfc.backends.common import allocator
-from mtfc.driver.data.checkpoint_files import About
+from mtfc.driver.data.array_files import About
 from mtfc.driver.training.checkpoints import Checkpoints, Saving, kinds
 from mtfc.driver.training.data_sources import open_source
 from mtfc.driver.training.loop import Schedule, TrainLoop

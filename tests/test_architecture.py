@@ -77,14 +77,18 @@ HEAVY = {
 
 WITH_NUMPY = {
     "backends",
+    "exchange",
     "jax_functions",
     "meshes",
+    "nan_search.py",
     "placements",
+    "run.py",
     "search",
     "tables",
+    "training",
     "verification",
 }
-"""Packages whose modules import NumPy at their top: they are loaded where arrays are computed."""
+"""Packages and modules that import NumPy at their top: they are loaded where arrays are computed."""
 
 WITH_JAX = {"mtfc.backends.jax.jax_program", "mtfc.backends.calibrate.kernels"}
 """Modules that import JAX at their top: all of their functions need JAX, or a class of theirs is registered with it.

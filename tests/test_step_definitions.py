@@ -22,10 +22,9 @@ from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import choose
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import VerifyOptions
-from mtfc.driver.verification.declared_step import DeclaredStep
 from mtfc.driver.verification.reference import Reference
 from mtfc.driver.verification.results import StepCase
-from mtfc.driver.verification.step_check import checked_step, declaration
+from mtfc.driver.verification.step_check import DeclaredStep, checked_step, declaration
 from mtfc.driver.verification.verify import verify
 from tests.generators.train_blocks import HYPERS, LAYOUTS, RANGES, train_entries, train_source
 from tests.harness import FILE, STEP, call, jax_module, lowered, numpy_module

@@ -19,8 +19,7 @@ import attrs
 from mtfc.backends.common.devices import devices, import_jax, reserve
 from mtfc.backends.registry import BACKENDS
 from mtfc.compiler.activity import each_of
-from mtfc.driver.data.files import write_text
-from mtfc.driver.data.remote import cache
+from mtfc.driver.data.files import cache, write_text
 from mtfc.driver.errors import UsageError, say
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import select

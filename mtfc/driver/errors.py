@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
@@ -39,6 +40,17 @@ class UsageError(Exception):
 
 class FailedRequest(Exception):
     """A correct request without a result. The command shows the message and ends with the status of an error in a program."""
+
+
+@contextmanager
+def raised_as(kind: Callable[[str], Exception], message: str, *errors: type[Exception]) -> Iterator[None]:
+    """Raise an error of a kind for some errors of the block, by default those of files: a message and the reason's first line."""
+    kinds = errors or (OSError,)
+    try:
+        yield
+    except kinds as error:
+        reason = reason_of(error).partition("\n")[0]
+        raise kind(f"{message}: {reason}") from None
 
 
 def public(function: Callable[P, R]) -> Callable[P, R]:

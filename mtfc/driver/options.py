@@ -7,8 +7,8 @@ from pathlib import Path
 
 import attrs
 
-from mtfc.driver.data.checkpoint_files import CHECKPOINTS
-from mtfc.driver.data.remote import RemoteFolder, is_remote
+from mtfc.driver.data.array_files import CHECKPOINTS
+from mtfc.driver.data.files import RemoteFolder, is_remote
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.running.generation import Generation

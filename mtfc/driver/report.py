@@ -19,9 +19,8 @@ from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.passes.fuse_attention import reasons
-from mtfc.driver.data.checkpoint_files import CHECKPOINTS, remote_steps, steps_in
-from mtfc.driver.data.files import parsed_json, write_text
-from mtfc.driver.data.remote import RemoteFolder, is_remote
+from mtfc.driver.data.array_files import CHECKPOINTS, remote_steps, steps_in
+from mtfc.driver.data.files import RemoteFolder, is_remote, parsed_json, write_text
 from mtfc.driver.errors import UsageError, reason_of
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.layout_targets import prepared
@@ -332,7 +331,7 @@ def _local_run(folder: str) -> tuple[str, str, str, Sequence[int]]:
 
 def _remote_run(url: str) -> tuple[str, str, str, Sequence[int]]:
     """Return the same of a run in a remote folder, whose figures may stand in several files."""
-    from mtfc.driver.training.mirror import figures_in
+    from mtfc.driver.training.run_folder import figures_in
 
     remote = RemoteFolder.open(url)
     names = remote.names()

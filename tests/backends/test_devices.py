@@ -135,6 +135,21 @@ def test_jax_is_missing() -> None:
     )
 
 
+COMMANDS = f"""
+import sys
+sys.modules["jax"] = None
+from mtfc.cli import main
+large = {str(ROOT / "examples/digits.mtf")!r}
+for command in ("train", large, "--steps", "1"), ("train", "missing.mtf"), ("eval", "missing.mtf"):
+    more = ["--data", "x.npz", "--params", "y.npz"] if command[0] == "eval" else []
+    print(main([*command, *more]))
+"""
+
+
+def test_commands_find_that_jax_is_missing_only_where_they_need_it() -> None:
+    assert output(COMMANDS).split() == ["3", "2", "2"]
+
+
 def test_jax_finds_no_device() -> None:
     message = output(REFUSED, JAX_PLATFORMS="none_such")
     assert message.startswith("JAX finds no device to run on (") and message.endswith("or set it to cpu")

@@ -17,7 +17,7 @@ from mtfc.compiler.ir.printer import print_program
 from mtfc.compiler.ir.twins import plain, smaller, twin
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import LayoutOnMesh, Selection, choose
-from mtfc.driver.verification.all_sizes import BOTH, small_programs
+from mtfc.driver.verification.exact_cases import BOTH, small_programs
 from tests.harness import load
 from tests.sizes.campaign import Pair, checked
 

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from mtfc.compiler.diagnostics import CompileError
 from mtfc.driver.data.array_files import StoredArray, save_arrays, stored_arrays, write_arrays
-from mtfc.driver.data.fitting import LazyArrays
+from mtfc.driver.data.inputs import LazyArrays
 from mtfc.driver.running.execution import Session
 from tests.cli.conftest import Mtfc
 

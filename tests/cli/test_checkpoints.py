@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mtfc.driver.data.checkpoint_files import About, newest_checkpoint, read_array
+from mtfc.driver.data.array_files import About, newest_checkpoint, read_array
 from mtfc.driver.errors import ENVIRONMENT, ERRORS, INTERRUPTED, OK, USAGE
 from tests.cli.conftest import Mtfc
 from tests.cli.model import Outcome

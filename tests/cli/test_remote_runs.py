@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import mtfc as api
-from mtfc.driver.data.checkpoint_files import About, newest_checkpoint
-from mtfc.driver.data.remote import RemoteFolder
+from mtfc.driver.data.array_files import About, newest_checkpoint
+from mtfc.driver.data.files import RemoteFolder
 from mtfc.driver.errors import ENVIRONMENT, ERRORS, OK, USAGE
-from mtfc.driver.training import mirror, run_lock
-from mtfc.driver.training.run_lock import RunLock
+from mtfc.driver.training import run_folder
+from mtfc.driver.training.run_folder import RunLock
 from tests.cli.conftest import Mtfc
 from tests.cli.model import Outcome
 from tests.cli.test_checkpoints import DATA, MODEL
@@ -33,7 +33,7 @@ def store(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     install()
     monkeypatch.setenv(ROOT, str(folder / "store"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-    monkeypatch.setattr(run_lock, "DEAD", 0.6)
+    monkeypatch.setattr(run_folder, "DEAD", 0.6)
     (folder / "model.mtf").write_text(MODEL.replace("dim hidden = 128", "dim hidden = 8"))
     numbers = np.random.default_rng(0)
     for name, rows in (("data", 20), ("test", 8)):
@@ -90,7 +90,7 @@ def test_the_report_of_a_remote_run_is_that_of_a_local_one(
     store: Path, mtfc: Mtfc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The figures may be in several objects, as those of a long run are."""
-    monkeypatch.setattr(mirror, "PART", 1)
+    monkeypatch.setattr(run_folder, "PART", 1)
     assert train(mtfc, "--steps", "4", "--dir", "run").status == OK
     done = train(mtfc, "--steps", "4", "--dir", URL, "--report", "at_end.html")
     assert done.status == OK and "at_end.html: run run" in done.err
@@ -115,7 +115,7 @@ def test_the_report_of_a_remote_run_is_that_of_a_local_one(
 def test_a_second_start_is_refused_and_told_about_the_first(
     store: Path, mtfc: Mtfc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_lock, "BEAT", 0.05)
+    monkeypatch.setattr(run_folder, "BEAT", 0.05)
     with RunLock.lease(RemoteFolder.open(URL)):
         refused = train(mtfc, "--steps", "1", "--dir", URL)
     assert refused.status == ENVIRONMENT

@@ -19,7 +19,7 @@ from mtfc.backends.common.devices import Unavailable
 from mtfc.driver.data.array_files import stored_arrays
 from mtfc.driver.training import loop
 from mtfc.driver.training.metrics import JsonLines, TensorBoard
-from mtfc.driver.training.run_lock import RunLock
+from mtfc.driver.training.run_folder import RunLock
 from mtfc.reports.training_report import TrainingStep
 from tests.cli.conftest import Mtfc
 

@@ -14,7 +14,7 @@ from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.ops import OPS
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import choose
-from mtfc.driver.verification.sum_dtypes import wrong_sums
+from mtfc.driver.verification.verify import wrong_sums
 from tests.cli.conftest import Mtfc
 
 BACKENDS = {"numpy": numpy_backend, "jax": jax_backend}

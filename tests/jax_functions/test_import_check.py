@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import mtfc
-from mtfc.driver.jax_functions.import_check import import_case
+from mtfc.driver.jax_functions.comparison import import_case
 from mtfc.driver.jax_functions.imported_program import ImportedProgram
 from mtfc.driver.verification.results import ExactCase
 from mtfc.frontend.jaxpr import rules

@@ -20,7 +20,7 @@ import numpy as np
 from mtfc.backends.exact.check import ExactReference
 from mtfc.compiler.ir.core import Program
 from mtfc.driver.loading.selection import LayoutOnMesh
-from mtfc.driver.verification.all_sizes import NO_SIZES, WAYS, checked_sizes, references, small_programs
+from mtfc.driver.verification.exact_cases import NO_SIZES, WAYS, checked_sizes, references, small_programs
 from tests.harness import load
 from tests.mutants.__main__ import random_source
 from tests.mutants.faults import faults

@@ -15,7 +15,7 @@ import pytest
 
 import mtfc
 from mtfc.api import Compiled
-from mtfc.driver.data.checkpoint_files import About, read_array
+from mtfc.driver.data.array_files import About, read_array
 from mtfc.driver.errors import FailedRequest
 from mtfc.driver.training.checkpoints import Checkpoints, NotFinite, kinds
 

@@ -21,7 +21,7 @@ from mtfc.driver.data.tokenizers import Tokenizer
 from mtfc.driver.errors import UsageError
 from mtfc.driver.training.data_interface import DataSource
 from mtfc.driver.training.data_sources import open_source
-from mtfc.driver.training.record_files import map_array_records, map_parquet, parse_tf_example
+from mtfc.driver.training.example_files import map_array_records, map_parquet, parse_tf_example
 from tests.training.models import BATCH, CLASSIFIER, LENGTH, TOKENS, program, shares, steps, taken
 
 PACKED = TOKENS.replace(

@@ -63,10 +63,10 @@ sys.exit(main())
 """Starts the command with shorter times, in which silent processes are found."""
 
 STORE = """
-from mtfc.driver.training import mirror, run_lock
+from mtfc.driver.training import run_folder
 from tests.training.object_store import install
 install()
-run_lock.DEAD, mirror.PAUSE = 1.0, 0.05
+run_folder.DEAD, run_folder.PAUSE = 1.0, 0.05
 """
 """Lets the command reach an object store."""
 

@@ -20,7 +20,7 @@ import attrs
 import numpy as np
 import pytest
 
-from mtfc.driver.data.checkpoint_files import RECORD, About, newest_checkpoint, read_array
+from mtfc.driver.data.array_files import RECORD, About, newest_checkpoint, read_array
 from tests import xla
 from tests.training.object_store import ROOT
 
@@ -55,11 +55,11 @@ OPTIONS = [
 IN_STORE = """
 import sys
 from mtfc.cli import main
-from mtfc.driver.training import mirror, run_lock
+from mtfc.driver.training import run_folder
 from tests.training.object_store import ObjectStore, install
 install()
 ObjectStore.delay = 0.003
-run_lock.DEAD, mirror.PART, mirror.PAUSE = 1.0, 1000, 0.05
+run_folder.DEAD, run_folder.PART, run_folder.PAUSE = 1.0, 1000, 0.05
 sys.exit(main())
 """
 """Starts the command with an object store, in which dead runs are noticed soon, and figures are sent often."""

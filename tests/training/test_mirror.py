@@ -11,14 +11,12 @@ from pathlib import Path
 import pytest
 
 from mtfc.backends.common.devices import Unavailable
-from mtfc.driver.data.checkpoint_files import CHECKPOINTS, RECORD, STATE, local_parameters
-from mtfc.driver.data.remote import RemoteFolder
+from mtfc.driver.data.array_files import CHECKPOINTS, RECORD, STATE, local_parameters
+from mtfc.driver.data.files import RemoteFolder
 from mtfc.driver.errors import UsageError
-from mtfc.driver.training import mirror as mirrors
-from mtfc.driver.training import run_lock
+from mtfc.driver.training import run_folder
 from mtfc.driver.training.metrics import EVALUATIONS_FILE, METRICS, JsonLines
-from mtfc.driver.training.mirror import Mirror
-from mtfc.driver.training.run_lock import LOCK
+from mtfc.driver.training.run_folder import LOCK, Mirror
 from mtfc.reports.training_report import TrainingStep
 
 pytest.importorskip("fsspec")
@@ -34,8 +32,8 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     install()
     monkeypatch.setenv(ROOT, str(tmp_path / "store"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(run_lock, "DEAD", 0.0)
-    monkeypatch.setattr(mirrors, "PART", 100)
+    monkeypatch.setattr(run_folder, "DEAD", 0.0)
+    monkeypatch.setattr(run_folder, "PART", 100)
     yield tmp_path / "store" / "bucket" / "runs" / "lm"
     ObjectStore.left = None
 
@@ -180,7 +178,7 @@ def test_folders_of_killed_runs_on_this_machine_are_removed(
     left = tmp_path / "cache" / "mtfc" / "runs" / "left"
     left.mkdir(parents=True)
     with Mirror.open(RemoteFolder.open(URL), lambda _: None) as first:
-        monkeypatch.setattr(mirrors, "YOUNG", -1.0)
+        monkeypatch.setattr(run_folder, "YOUNG", -1.0)
         with Mirror.open(RemoteFolder.open(URL), lambda _: None) as second:
             assert sorted(left.parent.iterdir()) == sorted([first.path, second.path])
     assert not list(left.parent.iterdir())

@@ -11,8 +11,8 @@ import pytest
 
 from mtfc.backends.common.devices import Unavailable
 from mtfc.driver.data.array_files import stored_arrays
+from mtfc.driver.data.files import with_local_copies
 from mtfc.driver.data.inputs import given_parameters, read_batches
-from mtfc.driver.data.remote import with_local_copies
 from mtfc.driver.errors import UsageError
 from mtfc.driver.options import TrainOptions
 from mtfc.driver.training.data_sources import open_source

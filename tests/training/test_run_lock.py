@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 
 from mtfc.backends.common.devices import Unavailable
-from mtfc.driver.training import run_lock
-from mtfc.driver.training.run_lock import LOCK, RunLock
+from mtfc.driver.training import run_folder
+from mtfc.driver.training.run_folder import LOCK, RunLock
 
 HOLDER = """
 import sys
 from itertools import pairwise
 from pathlib import Path
-from mtfc.driver.training.run_lock import RunLock
+from mtfc.driver.training.run_folder import RunLock
 with RunLock.hold(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
@@ -82,8 +82,8 @@ def without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(errno.ENOLCK, "no locks")
 
     monkeypatch.setattr(fcntl, "flock", refused)
-    monkeypatch.setattr(run_lock, "DEAD", 3.0)
-    monkeypatch.setattr(run_lock, "BEAT", 0.1)
+    monkeypatch.setattr(run_folder, "DEAD", 3.0)
+    monkeypatch.setattr(run_folder, "BEAT", 0.1)
 
 
 @pytest.mark.usefixtures("without_locks")
@@ -98,7 +98,7 @@ def test_without_locks_a_living_run_is_seen_by_its_counter(tmp_path: Path) -> No
 def test_the_counter_is_never_gone_while_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_lock, "BEAT", 0.0)
+    monkeypatch.setattr(run_folder, "BEAT", 0.0)
     with RunLock.hold(tmp_path) as lock:
         for _ in range(20_000):
             lock.check()

@@ -41,6 +41,17 @@ def import_jax() -> Any:
     return jax
 
 
+class LateJax:
+    """JAX, which is imported once an attribute is asked for. Then a missing package raises `Unavailable`."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_jax(), name)
+
+
+jax: Any = LateJax()
+"""JAX for modules all of whose functions need it."""
+
+
 @cache
 def _add_tpu_flags_once() -> None:
     add_tpu_flags()  # type: ignore[no-untyped-call]

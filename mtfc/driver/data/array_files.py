@@ -1,6 +1,4 @@
-"""Named arrays in files, read and written one at a time: NPZ files, safetensors files, folders of safetensors shards.
-
-The parameters in a checkpoint of `mtfc train` are read in the same way.
+"""Named arrays in files, read and written one at a time: NPZ, safetensors, folders of shards, and checkpoints of training.
 
 The arrays of a large model are never in memory together: a file is opened for its names, shapes and dtypes, and the numbers of an
 array are read when they are needed. `stored_arrays` alone knows the kinds of files. Arrays of Python objects are refused, so
@@ -9,50 +7,243 @@ reading a file executes no code of the file.
 The package safetensors checks a file. It reads only dtypes of NumPy itself and writes from memory only, so numbers are read and
 written here: a safetensors file is the length of a header, the header as JSON, and the numbers of all arrays
 (https://huggingface.co/docs/safetensors).
+
+The folder of a run has a folder `checkpoints`, with a folder for each checkpoint that is named after its number of finished
+steps. Orbax writes the arrays in the folder `state`. The record `about/about.json` says which arrays there are, and has a
+checksum for each: a sum of the array's bits, which does not depend on how the array is split over devices. Orbax renames a folder
+of this machine once it is whole. A remote folder has a file `unfinished` until it is whole.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import math
+import os
+import re
 import sys
-from collections.abc import Callable, Container, Mapping
-from functools import partial
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import lru_cache, partial
 from io import BytesIO
 from pathlib import Path
 from threading import Lock
 from typing import IO, Any
 from zipfile import ZIP_STORED, ZipFile, ZipInfo, is_zipfile
+from zlib import crc32
 
 import attrs
 
 from mtfc.compiler.diagnostics import CompileError, Diagnostic, Span
 from mtfc.compiler.ir.training import average_of
-from mtfc.driver.data.checkpoint_files import OPTIMIZER, PARAMETERS, About, newest_checkpoint, read_array
-from mtfc.driver.data.files import OUTPUTS, parsed_json, write_atomically
+from mtfc.driver.data.files import OUTPUTS, RemoteFolder, is_remote, local_copy, parsed_json, write_atomically
 from mtfc.driver.data.packages import import_package
-from mtfc.driver.errors import UsageError, reason_of
+from mtfc.driver.errors import UsageError, raised_as, reason_of
+
+# Checkpoints
+
+FORMAT = 2
+"""The version of the folders' content."""
+
+CHECKPOINTS, STATE, RECORD = "checkpoints", "state", "about/about.json"
+"""Names in the folder of a run, and in the folder of a checkpoint."""
+
+UNFINISHED = "unfinished"
+"""The file in the remote folder of a checkpoint that is being written or removed."""
+
+PARAMETERS, OPTIMIZER = "params/", "optimizer/"
+"""The starts of the names of parameters, and of the states of the optimizer."""
+
+REASON = 200
+"""Maximum length of another library's message."""
+
+
+@attrs.frozen
+class About:
+    """The record beside the arrays of a checkpoint.
+
+    program: the name of the model. fingerprint: a hash of its undistributed IR. arrays: name, such as `params/w` -> dtype and
+    shape. sums: name -> checksum. data: position in the data after the last step, or None without data. unevaluated: the figures
+    of the step, if an evaluation followed the checkpoint. loss: that of the step, None if it was skipped; it tells the figures of
+    this run from others.
+    """
+
+    program: str
+    fingerprint: str
+    step: int
+    seed: int
+    arrays: Mapping[str, tuple[str, tuple[int, ...]]]
+    sums: Mapping[str, int]
+    data: Any = None
+    unevaluated: Mapping[str, Any] | None = None
+    loss: float | None = None
+
+    def text(self) -> str:
+        """Return the content of the JSON file, with a checksum of the rest."""
+        record = {"format": FORMAT, **attrs.asdict(self)}
+        return json.dumps({**record, "checksum": _checksum(record)})
+
+    @classmethod
+    def read(cls, place: Path) -> About:
+        """Return the record of the checkpoint in a folder. Raises `OSError`, and `ValueError` with the fault of the record."""
+        if not (place / RECORD).is_file():
+            raise ValueError(f"it has no {RECORD}, so it is no checkpoint of mtfc, or a part of it is lost")
+        try:
+            record = parsed_json((place / RECORD).read_bytes())
+            version = record["format"]
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(f"{RECORD} is damaged") from None
+        if version != FORMAT:
+            raise ValueError(f"its format is {version}, and this version of mtfc reads format {FORMAT}")
+        try:
+            if record.pop("checksum") != _checksum(record):
+                raise ValueError("the checksum is another")
+            arrays = {name: (str(x), tuple(map(int, shape))) for name, (x, shape) in record["arrays"].items()}
+            sums = {name: int(record["sums"][name]) for name in arrays}
+            known = {name: record[name] for name in attrs.fields_dict(cls) if name in record}
+            found = cls(**{**known, "arrays": arrays, "sums": sums})
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+            raise ValueError(f"{RECORD} is damaged") from None
+        if place.name.isdecimal() and int(place.name) != found.step:
+            raise ValueError(f"{RECORD} is that of step {found.step}")
+        return found
+
+
+def _checksum(record: Mapping[str, Any]) -> int:
+    """Return the CRC-32 of a record, in whatever order its entries are."""
+    return crc32(json.dumps(record, sort_keys=True).encode())
+
+
+def steps_in(folder: Path) -> list[int]:
+    """Return the steps of the whole checkpoints in a folder `checkpoints`, in order. Orbax renames a folder once it is whole."""
+    if not folder.is_dir():
+        return []
+    return sorted(int(each.name) for each in folder.iterdir() if each.name.isdecimal() and each.is_dir())
+
+
+def newest_checkpoint(path: Path) -> Path | None:
+    """Return the newest checkpoint in a run's folder or in its folder `checkpoints`, or `path` if it is a checkpoint itself."""
+    if (path / STATE).is_dir() or (path / RECORD).is_file():
+        return path
+    for folder in (path, path / CHECKPOINTS):
+        steps = steps_in(folder)
+        if steps and (folder.name == CHECKPOINTS or (folder / str(steps[-1]) / RECORD).is_file()):
+            return folder / str(steps[-1])
+    return None
+
+
+def remote_steps(names: Collection[str], inside: str = f"{CHECKPOINTS}/") -> list[int]:
+    """Return the steps of the whole checkpoints in a remote folder, in order. names: of the files in the folder of the run."""
+    files = [name.removeprefix(inside) for name in names if name.startswith(inside)]
+    folders = {file.partition("/")[0] for file in files if "/" in file}
+    return sorted(int(each) for each in folders if each.isdecimal() and f"{each}/{UNFINISHED}" not in files)
+
+
+def local_parameters(path: str) -> str:
+    """Return the path of a file or folder with parameters, copied to this machine if it is remote.
+
+    Of the folder of a run the newest checkpoint alone is copied. Raises `Unavailable` and `UsageError`.
+    """
+    if not is_remote(path):
+        return path
+    folder = RemoteFolder.open(path)
+    names = folder.names()
+    for inside in ("", f"{CHECKPOINTS}/"):
+        steps = remote_steps(names, inside)
+        if steps and f"{inside}{steps[-1]}/{RECORD}" in names:
+            return str(local_copy(f"{folder.url}/{inside}{steps[-1]}"))
+    if any(each.endswith(f"/{UNFINISHED}") for each in names):
+        raise UsageError(f"{path} has no whole checkpoint yet")
+    return str(local_copy(path))
+
+
+def read_array(place: Path, about: About, array_name: str) -> Any:
+    """Return an array of a checkpoint as a NumPy array, by its name in the record.
+
+    Raises `Unavailable`, and `ValueError` with the fault.
+    """
+    import numpy as np
+
+    ocp = orbax()
+    kind, _, name = array_name.partition("/")
+    wanted = {kind: {name: 0}}
+    types = {kind: {name: ocp.RestoreArgs(restore_type=np.ndarray)}}
+    arguments = ocp.args.PyTreeRestore(wanted, restore_args=types, partial_restore=True)
+    with faults(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        array = reader.restore((place / STATE).resolve(), args=arguments)[kind][name]
+    if sum_of_bits(array) != about.sums[array_name]:
+        raise ValueError(changed([array_name]))
+    return array
+
+
+def sum_of_bits(array: Any) -> int:
+    """Return the checksum of a NumPy array, modulo 2**32."""
+    import numpy as np
+
+    words = np.ascontiguousarray(array).reshape(-1).view(f"u{min(array.dtype.itemsize, 4)}")
+    return int(np.sum(words, dtype=np.uint32))
+
+
+def changed(names: list[str]) -> str:
+    """Return the fault of arrays with a wrong checksum."""
+    return f"the numbers of {', '.join(names)} have changed since they were written"
+
+
+@lru_cache
+def orbax() -> Any:
+    """Return the package orbax, and silence it: its errors are reported here. Raises `Unavailable` if it is missing.
+
+    After an error tensorstore still ends its other reads, and complains that nobody waits for them.
+    """
+    package = import_package("orbax.checkpoint", "orbax-checkpoint")
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+    before = sys.unraisablehook
+
+    def hook(error: Any) -> None:
+        if str(error.exc_value) != "Event loop is closed":
+            before(error)
+
+    sys.unraisablehook = hook
+    return package
+
+
+@contextmanager
+def faults() -> Iterator[None]:
+    """Raise `ValueError` with a short reason for the errors of orbax and of tensorstore, which are of many kinds."""
+    try:
+        yield
+    except (KeyboardInterrupt, MemoryError):
+        raise
+    except Exception as error:
+        raise ValueError(fault_of(error)) from None
+
+
+DAMAGE = {"NOT_FOUND": "missing", "DATA_LOSS": "damaged", "OUT_OF_RANGE": "cut off"}
+"""The states of a file by the words that errors of tensorstore begin with."""
+
+
+def fault_of(error: Exception) -> str:
+    """Return the reason of an error of orbax or tensorstore in the system's words, or shortened."""
+    text = str(error)
+    system = re.search(r"os_error_code='(\d+)'", text)
+    if system and not text.startswith("NOT_FOUND"):
+        return os.strerror(int(system[1])).lower()
+    if isinstance(error, OSError) and error.strerror:
+        return reason_of(error)
+    if state := DAMAGE.get(text.partition(":")[0]):
+        array = re.search(r'"([\w.]+)/', text)
+        return f"a file of its arrays is {state}" + (f" (found at {array[1]})" if array else "")
+    short = text.strip().partition("\n")[0][:REASON]
+    return short if type(error) is ValueError else f"its files are damaged ({type(error).__name__} {short})"
+
 
 Array = Any
 Arrays = Mapping[str, Array]
 
-DTYPES = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "I64": "int64",
-    "I32": "int32",
-    "I16": "int16",
-    "I8": "int8",
-    "U64": "uint64",
-    "U32": "uint32",
-    "U16": "uint16",
-    "U8": "uint8",
-    "BOOL": "bool",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-}
+DTYPES = {f"{kind[0].upper()}{bits}": f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
+DTYPES |= {f"F{bits}": f"float{bits}" for bits in (16, 32, 64)}
+DTYPES |= {"BF16": "bfloat16", "BOOL": "bool", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 """The dtypes of safetensors files that NumPy and `ml_dtypes` have, by their names in the files."""
 
 SAFETENSORS = ".safetensors"
@@ -117,10 +308,8 @@ def stored_arrays(path: str) -> dict[str, StoredArray]:
 
     Raises `CompileError` (E501) and `Unavailable`.
     """
-    try:
+    with readable(path):
         return _stored(Path(path))
-    except (OSError, ValueError) as error:
-        raise unreadable(path, reason_of(error)) from None
 
 
 def _stored(path: Path) -> dict[str, StoredArray]:
@@ -135,13 +324,19 @@ def unreadable(path: str, reason: str) -> CompileError:
     return CompileError([Diagnostic("E501", f"cannot read arrays: {reason}", whole(path))])
 
 
+def readable(path: str) -> AbstractContextManager[None]:
+    """Return a context that raises the error (E501) of a file that cannot be read, or that has a fault."""
+
+    def failed(message: str) -> CompileError:
+        return CompileError([Diagnostic("E501", message, whole(path))])
+
+    return raised_as(failed, "cannot read arrays", OSError, ValueError)
+
+
 def file_size(path: str) -> int:
     """Return the number of bytes of a file. Raises `CompileError` (E501) if it cannot be read."""
-    try:
-        with Path(path).open("rb") as file:
-            return file.seek(0, 2)
-    except (OSError, ValueError) as error:
-        raise unreadable(path, reason_of(error)) from None
+    with readable(path), Path(path).open("rb") as file:
+        return file.seek(0, 2)
 
 
 def files_of(path: str) -> list[str]:
@@ -225,10 +420,8 @@ def _undamaged(read: Callable[[], Any]) -> Any:
 
 
 def _read(path: Path, content: Callable[[], Array]) -> Array:
-    try:
+    with readable(str(path)):
         return _undamaged(content)
-    except ValueError as error:
-        raise unreadable(str(path), reason_of(error)) from None
 
 
 def _safetensors(path: Path) -> dict[str, StoredArray]:
@@ -291,10 +484,8 @@ def _checkpoint(path: Path) -> dict[str, StoredArray]:
         dtype, shape = about.arrays[name]
 
         def read() -> Array:
-            try:
+            with readable(str(path)):
                 return read_array(path, about, name)
-            except ValueError as error:
-                raise unreadable(str(path), reason_of(error)) from None
 
         return StoredArray(shape, dtype, read)
 

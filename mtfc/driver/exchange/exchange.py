@@ -19,6 +19,7 @@ from itertools import accumulate, product
 from typing import Any
 
 import attrs
+import numpy as np
 
 from mtfc.compiler.diagnostics import Diagnostics, Label, nearest
 from mtfc.compiler.ir.core import Parameter, Program
@@ -28,16 +29,15 @@ from mtfc.driver.data.array_files import (
     Array,
     StoredArray,
     files_of,
+    local_parameters,
     numpy_type,
     stored_arrays,
     unread,
     whole,
     write_arrays,
 )
-from mtfc.driver.data.checkpoint_files import local_parameters
 from mtfc.driver.data.files import check_apart, check_writable
-from mtfc.driver.data.fitting import kind_of, shape_text
-from mtfc.driver.data.inputs import stored_parameters
+from mtfc.driver.data.inputs import kind_of, shape_text, stored_parameters
 from mtfc.driver.errors import UsageError
 from mtfc.driver.exchange.weight_map import CODE, HOLE, Axes, Rule, WeightMap, holes, read_map
 from mtfc.driver.loading.selection import select_program
@@ -138,7 +138,7 @@ def _exported(links: Sequence[TensorLink], ours: Mapping[str, StoredArray]) -> d
 def _imported(
     parameters: Iterable[Parameter], links: Sequence[TensorLink], theirs: Mapping[TensorLink, StoredArray]
 ) -> dict[str, StoredArray]:
-    """Return our parameters."""
+    """Return our parameters, each read tensor by tensor."""
     places: dict[str, list[tuple[TensorLink, Part]]] = {parameter.name: [] for parameter in parameters}
     for link in links:
         for part in link.parts:
@@ -147,26 +147,18 @@ def _imported(
     def stored(parameter: Parameter) -> StoredArray:
         shape = tuple(dim.size for dim in parameter.type.dims)
         dtype = _common(theirs[link].dtype for link, _ in places[parameter.name])
-        return StoredArray(shape, dtype, lambda: _gathered(shape, dtype, places[parameter.name], theirs))
+
+        def read() -> Array:
+            values = np.empty(shape, numpy_type(dtype))
+            for link, wanted in places[parameter.name]:
+                for part, numbers in link.split(theirs[link].read()):
+                    if part is wanted:
+                        part.put(values, numbers)
+            return values
+
+        return StoredArray(shape, dtype, read)
 
     return {parameter.name: stored(parameter) for parameter in parameters}
-
-
-def _gathered(
-    shape: tuple[int, ...],
-    dtype: str,
-    places: Iterable[tuple[TensorLink, Part]],
-    theirs: Mapping[TensorLink, StoredArray],
-) -> Array:
-    """Read a parameter, tensor by tensor."""
-    import numpy as np
-
-    values = np.empty(shape, numpy_type(dtype))
-    for link, wanted in places:
-        for part, numbers in link.split(theirs[link].read()):
-            if part is wanted:
-                part.put(values, numbers)
-    return values
 
 
 def _common(dtypes: Iterable[str]) -> str:
@@ -191,10 +183,11 @@ class _Tensors:
     def fitting(self) -> dict[TensorLink, StoredArray]:
         """Return the tensor of each link. Raises `CompileError` (E502 to E505)."""
         names = {link: self._name(link) for link in self.links}
-        self._check_missing([link for link, name in names.items() if name is None])
         found = {link: self.arrays[name] for link, name in names.items() if name is not None}
-        self._check_shapes([link for link, array in found.items() if array.shape != link.shape], names)
-        self._check_kinds([link for link, array in found.items() if kind_of(array.dtype) not in "fiu"], names)
+        self._report("E502", self._missing, (link for link, name in names.items() if name is None))
+        self._report("E503", self._misshaped, (link for link, x in found.items() if x.shape != link.shape))
+        kinds = (link for link, x in found.items() if kind_of(x.dtype) not in "fiu")
+        self._report("E504", self._no_numbers, kinds)
         self._check_unread({name for name in names.values() if name is not None})
         self.diagnostics.raise_if_errors()
         return found
@@ -202,30 +195,31 @@ class _Tensors:
     def _name(self, link: TensorLink) -> str | None:
         return next((name for name in link.names if name in self.arrays), None)
 
-    def _check_missing(self, links: Iterable[TensorLink]) -> None:
-        for rule, same in _by_rule(links):
-            name = same[0].names[0]
-            near = nearest(name, self.arrays)
-            help = self._resized(rule) or (f"did you mean its tensor `{near}`?" if near else None)
-            message = f"{self.path} has no tensor `{name}`{_more(same)}"
-            self.diagnostics.add("E502", message, rule.span("theirs"), help=help)
+    def _report(
+        self, code: str, text: Callable[[TensorLink], tuple[str, str | None]], links: Iterable[TensorLink]
+    ) -> None:
+        """Report the first of the links of each rule. text: returns its message and help."""
+        rules: dict[int, list[TensorLink]] = {}
+        for link in links:
+            rules.setdefault(id(link.rule), []).append(link)
+        for same in rules.values():
+            message, help = text(same[0])
+            self.diagnostics.add(code, message + _more(same), same[0].rule.span("theirs"), help=help)
 
-    def _check_shapes(self, links: Iterable[TensorLink], names: Mapping[TensorLink, str | None]) -> None:
-        for rule, same in _by_rule(links):
-            link, name = same[0], names[same[0]] or ""
-            shape = self.arrays[name].shape
-            message = (
-                f"`{name}` of {self.path} has shape {list(shape)}, and this rule needs {link.shape_text}, "
-                f"which is {list(link.shape)}{_more(same)}"
-            )
-            self.diagnostics.add("E503", message, rule.span("theirs"), help=_other_sizes(link, shape))
+    def _missing(self, link: TensorLink) -> tuple[str, str | None]:
+        near = nearest(link.names[0], self.arrays)
+        help = self._resized(link.rule) or (f"did you mean its tensor `{near}`?" if near else None)
+        return f"{self.path} has no tensor `{link.names[0]}`", help
 
-    def _check_kinds(self, links: Iterable[TensorLink], names: Mapping[TensorLink, str | None]) -> None:
-        for rule, same in _by_rule(links):
-            name = names[same[0]] or ""
-            dtype, type = self.arrays[name].dtype, same[0].parts[0].parameter.type.dtype
-            message = f"a parameter is {type}, and `{name}` of {self.path} is {dtype}{_more(same)}"
-            self.diagnostics.add("E504", message, rule.span("theirs"))
+    def _misshaped(self, link: TensorLink) -> tuple[str, str | None]:
+        name = self._name(link) or ""
+        shape, needed = self.arrays[name].shape, f"{link.shape_text}, which is {list(link.shape)}"
+        message = f"`{name}` of {self.path} has shape {list(shape)}, and this rule needs {needed}"
+        return message, _other_sizes(link, shape)
+
+    def _no_numbers(self, link: TensorLink) -> tuple[str, str | None]:
+        name, type = self._name(link) or "", link.parts[0].parameter.type.dtype
+        return f"a parameter is {type}, and `{name}` of {self.path} is {self.arrays[name].dtype}", None
 
     def _check_unread(self, read: set[str]) -> None:
         left = [name for name in unread(self.arrays, read) if not self._is_ignored(name)]
@@ -258,13 +252,6 @@ class _Tensors:
             if numbers == set(range(len(numbers))) and 0 < len(numbers) != sizes[name]:
                 return f"the file has {len(numbers)} of `{name}`, and the model {sizes[name]}: --dim {name}={len(numbers)}"
         return None
-
-
-def _by_rule(links: Iterable[TensorLink]) -> Iterator[tuple[Rule, list[TensorLink]]]:
-    rules: dict[int, list[TensorLink]] = {}
-    for link in links:
-        rules.setdefault(id(link.rule), []).append(link)
-    return ((same[0].rule, same) for same in rules.values())
 
 
 def _more(alike: Sequence[object]) -> str:
@@ -302,28 +289,19 @@ class Part:
 
     def taken(self, values: Array) -> Array:
         """Return the part of the tensor from the parameter's values."""
-        return (
-            values[self._at]
-            .reshape([dim.size for dim in self.dims])
-            .transpose(self._order)
-            .reshape(self.shape)
-        )
+        return self._view(values).reshape(self.shape)
 
     def put(self, values: Array, part: Array) -> None:
         """Write the part of the tensor into the parameter's values."""
-        back = sorted(range(len(self._order)), key=self._order.__getitem__)
-        ours = part.reshape([self.dims[i].size for i in self._order]).transpose(back)
-        values[self._at] = ours.reshape(values[self._at].shape)
+        view = self._view(values)
+        view[...] = part.reshape(view.shape)
 
-    @property
-    def _at(self) -> tuple[Any, ...]:
-        """Return the index, which keeps an array even if it numbers all dimensions."""
-        return (*(slice(None) if i is None else i for i in self.index), ...)
-
-    @property
-    def _order(self) -> list[int]:
+    def _view(self, values: Array) -> Array:
+        """Return the place in the values, with an axis for each of `dims` in the order of the tensor's axes."""
+        at = (*(slice(None) if i is None else i for i in self.index), ...)
         positions = {dim.name: i for i, dim in enumerate(self.dims)}
-        return [positions[name] for axis in self.axes for name in axis]
+        order = [positions[name] for axis in self.axes for name in axis]
+        return values[at].reshape([dim.size for dim in self.dims]).transpose(order)
 
 
 @attrs.frozen(slots=False, eq=False)
@@ -358,8 +336,6 @@ class TensorLink:
 
     def joined(self, values: Mapping[str, Array]) -> Array:
         """Return the tensor from the values of parameters by name."""
-        import numpy as np
-
         parts = [part.taken(values[part.parameter.name]) for part in self.parts]
         return np.concatenate(parts, self.rule.join) if len(parts) > 1 else parts[0]
 

@@ -1,40 +1,64 @@
-"""Compare a plan with the user's own function: `plan.apply` and `plan.step` against one device."""
+"""Compare a plan with the user's own function: `plan.apply` and `plan.step` against one device, the import without rounding.
+
+The check of the import compares the user's jaxpr with the imported program over a finite field. `backends/exact/jaxprs.py`
+evaluates the jaxpr by itself, with axes by position. So a wrong link, rename or rule of the import makes other numbers, and there
+is no tolerance.
+
+Each road to the results is an exported program that another process runs. A function of the user is a closure, which no other
+process can load. `jax.export` makes a text of StableHLO of it, in which shardings are as in the function. XLA partitions and
+compiles the text in a child: see `verification/checks.py`.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import pickle
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
 
-from mtfc.backends.exact.jaxprs import is_key, with_key, without_key
+from mtfc.backends.common.devices import jax, reserve
+from mtfc.backends.exact.check import (
+    DRAWS,
+    ExactReference,
+    ExactResult,
+    evaluated,
+    measured,
+    summed_up,
+    without_residues,
+)
+from mtfc.backends.exact.jaxprs import (
+    LONGEST_LOOP,
+    ImportedEvaluation,
+    JaxprOnField,
+    is_key,
+    with_key,
+    without_key,
+)
+from mtfc.backends.exact.residues import POISON, ExactArray, NotExact
 from mtfc.compiler.ir.attributes import INTEGER_RANGE
+from mtfc.compiler.ir.core import walk
+from mtfc.compiler.ir.loops import is_unbounded
 from mtfc.compiler.ir.types import ARRAY_DTYPES
-from mtfc.driver.jax_functions.import_check import given_constants, import_case
-from mtfc.driver.jax_functions.roads import Road, computed, on_mesh
-from mtfc.driver.verification.checks import PER_SECOND
-from mtfc.driver.verification.exact_cases import elements, exact_lowered
-from mtfc.driver.verification.results import ExactCase
+from mtfc.driver.verification import checks
+from mtfc.driver.verification.exact_cases import elements, exact_case, exact_lowered
+from mtfc.driver.verification.results import CheckResult, ExactCase
 from mtfc.driver.verification.special_numbers import KINDS, fewest
 from mtfc.frontend.jaxpr.flat import all_steps
+from mtfc.frontend.jaxpr.importing import Imported, Leaf
 from mtfc.frontend.jaxpr.tracing import by_place, value_of
 
 if TYPE_CHECKING:
     from mtfc.driver.jax_functions.plan import Plan
-    from mtfc.frontend.jaxpr.importing import Leaf
 
-LIMIT = {
-    "f64": 1e-9,
-    "f32": 1e-4,
-    "bf16": 5e-2,
-    "f16": 1e-2,
-    "c64": 1e-4,
-    "c128": 1e-9,
-    "f8e4m3fn": 0.2,
-    "f8e5m2": 0.4,
-}
+LIMIT = {"f64": 1e-9, "f32": 1e-4, "bf16": 5e-2, "f16": 1e-2, "f8e4m3fn": 0.2, "f8e5m2": 0.4}
+LIMIT |= {"c64": LIMIT["f32"], "c128": LIMIT["f64"]}
 """dtype -> the largest difference of an output beyond rounding, as a share of the output's largest number.
 
 A program that computes in a narrower dtype has that dtype's limit.
@@ -83,11 +107,6 @@ class PlanVerification:
     ended: tuple[str, ...] = ()
 
     @property
-    def notes(self) -> Sequence[str]:
-        """A sentence about each known fault of XLA that `plan.apply` meets."""
-        return [each.note for each in self.plan.known_faults]
-
-    @property
     def exact_cases(self) -> tuple[ExactCase, ...]:
         """The exact checks, that of the import first."""
         return tuple(case for case in (self.imported, self.exact) if case is not None)
@@ -111,11 +130,10 @@ class PlanVerification:
     def record(self) -> dict[str, Any]:
         """Return the JSON record; see `docs/command.md`."""
         case = self.plan.case
+        about = {"model": self.plan.program.name, "layout": case.name, "mesh": case.mesh.sizes}
         return {
             "ok": self.ok,
-            "model": self.plan.program.name,
-            "layout": case.name,
-            "mesh": case.mesh.sizes,
+            **about,
             "outputs": [attrs.asdict(each) | {"ok": each.ok} for each in self.outputs],
             "ended": list(self.ended),
             "exact": [each.record() for each in self.exact_cases],
@@ -125,7 +143,7 @@ class PlanVerification:
         return "\n".join([*(case.text() for case in self.exact_cases), self.verdict()])
 
     def verdict(self) -> str:
-        """Return a line for each road, and for what proves nothing."""
+        """Return a line for each road, for what proves nothing, and for each known fault of XLA that `plan.apply` meets."""
         lines = [f"FAILED {each}" for each in self.ended]
         for road in dict.fromkeys(each.road for each in self.outputs):
             own = [each for each in self.outputs if each.road == road]
@@ -139,7 +157,7 @@ class PlanVerification:
         lines += _unstable_note(self.outputs)
         if self.without_numbers:
             lines.append(f"{NO_NUMBERS} {', '.join(self.without_numbers)}: {OTHERS}")
-        return "\n".join([*lines, *self.notes])
+        return "\n".join([*lines, *(each.note for each in self.plan.known_faults)])
 
 
 def _proves_nothing(outputs: Sequence[OutputDifference]) -> bool:
@@ -202,8 +220,6 @@ def _by_roads(
     plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any], budget: float | None
 ) -> PlanVerification:
     """Compare the results of the roads on some arguments. Without those of the plain function, nothing is compared."""
-    import jax
-
     plan.check_arguments(args, kwargs)
     args, kwargs = jax.tree.map(value_of, by_place(plan.function, args, kwargs))
     own_mesh, narrowest = plan.imported.flat.mesh, narrowest_dtype(plan)
@@ -223,7 +239,7 @@ def _by_roads(
     roads.append(road(STEP, plan.step, plan.mesh))
     roads += [road(ON_ITS_MESH, plan.function, own_mesh)] if own_mesh is not None else []
     steps = sum(1 for _ in all_steps(plan.imported.steps))
-    seconds = SECONDS + PER_STEP * steps + elements(plan.imported.program) / PER_SECOND
+    seconds = SECONDS + PER_STEP * steps + elements(plan.imported.program) / checks.PER_SECOND
     plain, *others = computed(roads, seconds, budget)
     if plain.reason:
         return PlanVerification(plan, ended=(f"{FUNCTION} {plain.reason}: {OTHERS}",))
@@ -241,8 +257,6 @@ ON_ITS_MESH = "the function on its own mesh"
 
 def of_one_device(mesh: Any) -> Any:
     """Return a mesh of one device with the same axes."""
-    import jax
-
     first = mesh.devices.ravel()[:1].reshape((1,) * mesh.devices.ndim)
     return jax.sharding.Mesh(first, mesh.axis_names, axis_types=mesh.axis_types)
 
@@ -264,11 +278,9 @@ def narrowest_dtype(plan: Plan) -> str:
 
 def perturbed(leaves: Sequence[Any], narrowest: str) -> Iterator[list[Any]]:
     """Yield arguments that differ by some roundings of the narrowest dtype."""
-    import jax
 
     def rounding(dtype: Any) -> float:
-        finfo: Any = jax.numpy.finfo
-        info = finfo(dtype)
+        info = jax.numpy.finfo(dtype)
         return float(info.eps) * ROUNDINGS.get(info.bits, 4)
 
     least = rounding(ARRAY_DTYPES[narrowest])
@@ -299,8 +311,6 @@ def spread_of(expected: Sequence[Any], others: Sequence[Sequence[Any]]) -> list[
 
 
 def _is_float(x: Any) -> bool:
-    import jax
-
     return bool(jax.numpy.issubdtype(getattr(x, "dtype", int), jax.numpy.floating))
 
 
@@ -336,8 +346,6 @@ def drawn_arguments(plan: Plan, seed: int, kind: str = "mixed") -> tuple[tuple[A
 
     The state of an optimizer, an argument that is returned anew beside the first, gets positive numbers, as second moments are.
     """
-    import jax
-
     random = np.random.default_rng(seed)
     leaves = [_drawn(leaf, random, KINDS[kind]) for leaf in plan.imported.inputs if leaf.constant is None]
     found: tuple[tuple[Any, ...], dict[str, Any]] = jax.tree.unflatten(plan.imported.flat.in_tree, leaves)
@@ -355,8 +363,6 @@ def with_far_indices(
 
     So indices out of range are compared, too. A `while` may run as often as an integer says: its program keeps small numbers.
     """
-    import jax
-
     random = np.random.default_rng(seed)
     sizes = [1, *(dim.size for dim in plan.imported.program.dims.values())]
     leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)))
@@ -381,8 +387,6 @@ def with_far_indices(
 
 def _is_finite(plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Return True if all results of the function are finite numbers, on one device."""
-    import jax
-
     own_mesh = plan.imported.flat.mesh
     with on_mesh(own_mesh and of_one_device(own_mesh)):
         found = jax.tree.leaves(jax.jit(plan.function)(*args, **kwargs))
@@ -390,8 +394,6 @@ def _is_finite(plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bo
 
 
 def _drawn(leaf: Leaf, random: Any, changed: Callable[[Any], Any]) -> Any:
-    import jax
-
     if leaf.key is not None:
         return with_key(random.integers(0, 2**32, leaf.shape, np.uint32), leaf.key)
     if leaf.dtype == "bool":
@@ -410,12 +412,7 @@ def _drawn(leaf: Leaf, random: Any, changed: Callable[[Any], Any]) -> Any:
 
 
 def _compared(
-    road: str,
-    leaves: Sequence[Leaf],
-    found: Sequence[Any],
-    expected: Sequence[Any],
-    spread: Sequence[Any],
-    narrowest: str,
+    road: str, leaves: Sequence[Leaf], found: Arrays, expected: Arrays, spread: Arrays, narrowest: str
 ) -> list[OutputDifference]:
     """Compare outputs. Errors are shares of the largest number of an output: see `LIMIT`."""
     result = []
@@ -438,3 +435,184 @@ def _compared(
 def _share(differences: Any, most: float) -> float:
     """Return the largest of some differences as a share of a number."""
     return float(differences.max(initial=0.0)) / most
+
+
+# The import
+
+NAME = "import"
+"""The name of the check beside those of layouts."""
+
+MOST = 2**20
+"""The most iterations of a loop."""
+
+
+def import_case(imported: Imported, seed: int) -> ExactCase:
+    """Compare the imported program with the jaxpr that it is made of."""
+    name = imported.program.name
+    try:
+        case = exact_case(imported.program, NAME, lambda: _import_compared(imported, seed))
+    except Exception as error:  # a primitive of the user's own may do anything on other numbers
+        line = str(error).partition("\n")[0]
+        return ExactCase(name, NAME, skipped=f"JAX raises {type(error).__name__} on residues: {line}")
+    if case.wrong and case.found.cut_loops:
+        return ExactCase(name, NAME, skipped="a loop does not end on residues")
+    return case
+
+
+def given_constants(imported: Imported) -> Mapping[str, Any]:
+    """Return the arrays that the function closes over, by the names of arguments."""
+    return {
+        leaf.name: np.asarray(leaf.constant).reshape([dim.size for dim in leaf.flat_dims])
+        for leaf in imported.inputs
+        if leaf.constant is not None and leaf.key is None
+    }
+
+
+def _import_compared(imported: Imported, seed: int) -> ExactResult:
+    if strange := without_residues(imported.main):
+        raise NotExact(strange)
+    reference = ExactReference(imported.program, given_constants(imported), seed, derives=False)
+    main, closed = imported.main, imported.flat.closed
+    number = len(closed.jaxpr.invars)
+    counts, unsure, cut_loops = list[tuple[str, int, int, int]](), Counter[str](), 0
+    for draw in DRAWS:
+        field = reference.field(draw)
+        arguments = {a.value.name: reference.drawn(a, field, draw, main.name) for a in main.arguments}
+        shaped = ((leaf.key, arguments[leaf.name].reshape(leaf.shape)) for leaf in imported.inputs)
+        given = [x if key is None else with_key(x.values, key) for key, x in shaped]
+        constants = [(leaf.constant, x) for leaf, x in zip(imported.inputs, given, strict=True)][number:]
+        actual = evaluated(main, arguments, ImportedEvaluation(field))
+        unsure.update(field.counts)
+        jaxprs = JaxprOnField(field, constants, _longest(imported))
+        for leaf, x in zip(imported.outputs, jaxprs.run(closed, given[:number]), strict=True):
+            output = actual[leaf.name]
+            counts.append((f"{leaf.name} of {main.name}", output.size, *_differences(output, x)))
+        cut_loops += jaxprs.cut_loops
+    return summed_up(counts, unsure, len(DRAWS) * elements(imported.program), cut_loops)
+
+
+def _longest(imported: Imported) -> int:
+    """Return the number of iterations to follow a `while` for: the imported program leaves some loops there."""
+    is_cut = any(eqn.regions and is_unbounded(eqn) for eqn in walk(imported.main.body))
+    return LONGEST_LOOP if is_cut else MOST
+
+
+def _differences(actual: ExactArray, expected: Any) -> tuple[int, int]:
+    """Return the number of elements that differ, and of those that are not judged, as they have no meaning over the field."""
+    if not isinstance(expected, ExactArray):
+        expected = measured(actual.field, np.asarray(without_key(expected)))
+    if not expected.is_float:
+        return int((actual.values.ravel() != expected.values.ravel()).sum()), 0
+    a, b = actual.residues().values.ravel(), expected.residues().values.ravel()
+    is_unknown = b == POISON
+    return int(((a != b) & ~is_unknown).sum()), int(is_unknown.sum())
+
+
+# The roads
+
+Arrays = Sequence[Any]
+
+
+@attrs.frozen(eq=False)
+class Road:
+    """A program and the arguments that it is computed on.
+
+    draws: the leaves of each call's arguments, of NumPy. function: the program in this process. text: the program as `jax.export`
+    gives it, for a mesh of the shape `axes`; it is empty if JAX exports no such program.
+    """
+
+    name: str
+    draws: Sequence[Arrays]
+    function: Callable[..., Any] | None
+    text: bytes = b""
+    axes: Mapping[str, int] = attrs.field(factory=lambda: {"all": 1})
+
+    @property
+    def devices(self) -> int:
+        return prod(self.axes.values())
+
+    @classmethod
+    def of(cls, name: str, function: Any, tree: Any, keys: Sequence[Any], draws: Any, mesh: Any) -> Road:
+        """Return the road of a function of pytrees. keys: for each leaf the implementation of its random keys, or None.
+
+        mesh: of the function, or None.
+        """
+        from jax import export
+
+        def flat(*leaves: Any) -> list[Any]:
+            given = [with_key(x, key) for x, key in zip(leaves, keys, strict=True)]
+            args, kwargs = jax.tree.unflatten(tree, given)
+            return [without_key(x) for x in jax.tree.leaves(function(*args, **kwargs))]
+
+        is_cpu = jax.default_backend() == "cpu"
+        options: Any = checks.QUICK_TO_COMPILE if is_cpu else None
+
+        def here(*leaves: Any) -> Any:
+            with on_mesh(mesh):
+                return jax.jit(flat, compiler_options=options)(*leaves)
+
+        if is_cpu and checks.uses_children():
+            with on_mesh(mesh), suppress(Exception):  # effects, callbacks: JAX raises many kinds of errors
+                exported = export.export(jax.jit(flat))(*draws[0])
+                sent = dataclasses.replace(exported, _get_vjp=None)
+                axes = dict(mesh.shape) if mesh is not None else {"all": exported.nr_devices}
+                return cls(name, draws, here, pickle.dumps(sent), axes)
+        return cls(name, draws, here)
+
+    def results(self) -> list[RoadResults]:
+        """Return the result of a check: the leaves of the results for each draw, of NumPy."""
+        function = self.function or self._loaded()
+        found = [[np.asarray(x) for x in jax.tree.leaves(function(*draw))] for draw in self.draws]
+        return [RoadResults(self.name, draws=found)]
+
+    def _loaded(self) -> Any:
+        exported = pickle.loads(self.text)
+        devices = np.array(jax.devices()[: self.devices]).reshape([*self.axes.values()])
+        mesh = jax.sharding.Mesh(devices, tuple(self.axes))
+        whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+        return jax.jit(exported.call, in_shardings=whole)
+
+
+@attrs.frozen(slots=False)
+class RoadResults(CheckResult):
+    """The leaves of the results of a road, which `model` names, for each draw."""
+
+    draws: Sequence[Arrays] = ()
+
+    @property
+    def reason(self) -> str | None:
+        """Why there are no results, as the end of a sentence."""
+        return f"was skipped: {self.skipped}" if self.skipped else self.failed
+
+
+def checks_of(roads: Sequence[Road], seconds: float) -> Sequence[checks.Check]:
+    """Return the computation of each road as a check."""
+    return [checks.Check(road.name, road.results, RoadResults(road.name), seconds) for road in roads]
+
+
+def _sent(roads: Sequence[Road], seconds: float, is_wide: bool) -> Sequence[checks.Check]:
+    """Return the checks in a child, where JAX starts with as many devices as they need."""
+    reserve(max(road.devices for road in roads))
+    jax.config.update("jax_enable_x64", is_wide)
+    return checks_of(roads, seconds)
+
+
+def computed(roads: Sequence[Road], seconds: float, budget: float | None) -> Iterator[RoadResults]:
+    """Yield the results of each road. seconds: the time of a road.
+
+    Programs that JAX does not export run in this process, where no time can be kept.
+    """
+    known = checks_of(roads, seconds)
+    if not all(road.text for road in roads):
+        yield from checks.results_here(known)
+        return
+    sent = [attrs.evolve(road, function=None) for road in roads]
+    arguments = (sent, seconds, bool(jax.config.jax_enable_x64))
+    yield from checks.results(
+        known, checks.Remade("mtfc.driver.jax_functions.comparison:_sent", arguments), budget
+    )
+
+
+def on_mesh(mesh: Any) -> AbstractContextManager[Any]:
+    """Return a context with a mesh, or with none."""
+    return nullcontext() if mesh is None else jax.sharding.set_mesh(mesh)

@@ -14,6 +14,7 @@ from typing import Any
 
 import attrs
 
+from mtfc.backends.common.devices import jax
 from mtfc.frontend.jaxpr.equations import (
     INLINED,
     RECOMPUTING,
@@ -85,8 +86,6 @@ def _evaluated(
 def _applied(
     eqn: Any, operands: list[Any], steps: Iterator[AppliedPrimitive], constrain: Constrain
 ) -> Sequence[Any]:
-    import jax
-
     name = eqn.primitive.name
     inner = eqn.params.get(INLINED[name]) if name in INLINED else None
     if inner is not None and name in RECOMPUTING:
@@ -132,10 +131,7 @@ def _applied(
 
 def _kept_apart(operands: Sequence[Any], is_apart: Sequence[bool]) -> list[Any]:
     """Return the operands of a computation, those that are kept apart behind one barrier, as JAX itself has it."""
-    import jax
-
-    barrier: Any = jax.lax.optimization_barrier
-    behind = iter(barrier([*compress(operands, is_apart)]))
+    behind = iter(jax.lax.optimization_barrier([*compress(operands, is_apart)]))
     return [next(behind) if is_own else x for x, is_own in zip(operands, is_apart, strict=True)]
 
 
@@ -162,8 +158,6 @@ def _bound(eqn: Any, operands: Sequence[Any]) -> list[Any]:
 
 
 def _scanned(eqn: Any, operands: Sequence[Any], body: Body, constrain: Constrain) -> list[Any]:
-    import jax
-
     params: Mapping[str, Any] = eqn.params
     consts, carries = scan_counts(params)
 

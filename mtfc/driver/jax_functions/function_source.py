@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +18,7 @@ from mtfc.compiler.diagnostics import CompileError, Diagnostic
 from mtfc.compiler.ir.core import Program, walk
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.driver.data.files import parsed_json, read_bytes, readable_texts
-from mtfc.driver.errors import UsageError, say
+from mtfc.driver.errors import UsageError, raised_as, say
 from mtfc.driver.loading.selection import LayoutOnMesh
 from mtfc.driver.training.user_code import (
     FUNCTION,
@@ -102,10 +101,8 @@ class FunctionSource:
         if is_function(self.names):
             found = self._value(self.names, "--names", NAMES)
         else:
-            try:
+            with raised_as(UsageError, f"--names {self.names}: expected JSON", ValueError):
                 found = parsed_json(read_bytes(self.names, LARGEST))
-            except (ValueError, json.JSONDecodeError) as error:
-                raise UsageError(f"--names {self.names}: expected JSON: {error}") from None
         if not isinstance(found, Mapping) or not all(
             isinstance(x, str) for item in found.items() for x in item
         ):
@@ -145,9 +142,8 @@ class FunctionSource:
         """The texts of the Python files that equations and the errors of an import point into."""
         try:
             functions = self.program.functions
-            spans = {eqn.span for f in functions for eqn in walk(f.body)} | {
-                a.span for f in functions for a in f.arguments
-            }
+            spans = {eqn.span for f in functions for eqn in walk(f.body)}
+            spans |= {a.span for f in functions for a in f.arguments}
         except CompileError as error:
             spans = {span for each in error.diagnostics for span in each.spans}
         except UsageError:

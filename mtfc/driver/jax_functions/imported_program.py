@@ -35,9 +35,13 @@ from mtfc.driver.values import (
     one_of,
     seconds_option,
 )
+from mtfc.frontend.elaborate import elaborate
 from mtfc.frontend.jaxpr.importing import Imported, imported
 from mtfc.frontend.jaxpr.tracing import by_place
 from mtfc.frontend.jaxpr.user_lines import definition
+from mtfc.frontend.layout_options import parse_layout, parse_mesh
+from mtfc.frontend.layouts.legality import check_layout
+from mtfc.frontend.syntax.parser import parse
 
 if TYPE_CHECKING:
     from mtfc.compiler.search.found import Found
@@ -122,11 +126,6 @@ class ImportedProgram:
         return Plan(self.imported, case, self.function)
 
     def _case(self, layout: str | None, mesh: str | None) -> LayoutOnMesh:
-        from mtfc.frontend.elaborate import elaborate
-        from mtfc.frontend.layout_options import parse_layout, parse_mesh
-        from mtfc.frontend.layouts.legality import check_layout
-        from mtfc.frontend.syntax.parser import parse
-
         sources, diagnostics = Sources(), Diagnostics()
         layout = _of_leading_factors(layout or "{}", self.dims)
         sources.texts |= {"<--mesh>": mesh or "", "<--layout>": layout}
@@ -167,12 +166,12 @@ class ImportedProgram:
         from mtfc.driver.searching.layouts import LayoutFinder
         from mtfc.driver.searching.search import SPACES
 
-        started = monotonic()
+        seconds_option("budget", budget)
+        until = monotonic() + budget
         one_of("objective", objective, SPACES["plan"].objectives)
         hardware = machine(target)
         if devices is not None and (type(devices) is not int or devices < 1):
             raise UsageError(f"`devices` is a whole number from 1 on, and not {devices!r}")
-        seconds_option("budget", budget)
         if mesh is not None:
             meshes: Sequence[Mesh] = (mesh_of(mesh_option(mesh) or ""),)
         else:
@@ -180,10 +179,7 @@ class ImportedProgram:
         pricer = LayoutPricer.of(self.program, hardware, recompute)
         finder = LayoutFinder(self.program, pricer, objective, storage)
         try:
-            known, until = (
-                starting_layouts(self.program.function("forward"), meshes, finder.trains),
-                started + budget,
-            )
+            known = starting_layouts(self.program.function("forward"), meshes, finder.trains)
 
             def best(whole: Layout, known: Sequence[tuple[Mesh, Layout]], until: float) -> Found:
                 given = [(on, attrs.evolve(x, rules=joined(x.rules, whole.rules))) for on, x in known]
@@ -275,10 +271,6 @@ def _of_leading_factors(layout: str, dims: Mapping[str, int]) -> str:
 
 def mesh_of(text: str) -> Mesh:
     """Return the mesh that a text spells out. Raises `CompileError`."""
-    from mtfc.frontend.elaborate import elaborate
-    from mtfc.frontend.layout_options import parse_mesh
-    from mtfc.frontend.syntax.parser import parse
-
     return parse_mesh(text, elaborate(parse("", "<dims>", Diagnostics()), Diagnostics()))
 
 
@@ -298,25 +290,9 @@ def imported_program(
     parameters: Sequence[int] | None,
     merge: bool,
 ) -> ImportedProgram:
-    """Import a function. Raises `CompileError`, and `Unavailable` if JAX is missing."""
+    """Import a function. Raises `CompileError`, `UsageError` for wrong options, and `Unavailable` if JAX is missing."""
     import_jax()
     args, kwargs = by_place(function, args, kwargs)
-    _check_options(function, len(args), names, parameters)
-    try:
-        with few_collections():
-            found = imported(function, args, kwargs, names or {}, parameters, merge)
-    except CompileError as error:
-        raise CompileError(_with_lines(error)) from None
-    return ImportedProgram(found, found.flat.function)
-
-
-def _check_options(
-    function: Callable[..., Any],
-    number: int,
-    names: Mapping[str, str] | None,
-    parameters: Sequence[int] | None,
-) -> None:
-    """Raise `UsageError` for options of the wrong kind, and for numbers of arguments that there are not."""
     if not callable(function):
         raise UsageError(f"`from_jax` takes a function of JAX first, and found {function!r}")
     is_mapping = names is None or isinstance(names, Mapping)
@@ -328,15 +304,16 @@ def _check_options(
     given = () if parameters is None else parameters
     if isinstance(given, str) or not isinstance(given, Sequence) or not all(type(x) is int for x in given):
         raise UsageError(f"`parameters` are numbers of arguments, such as (0,), and not {parameters!r}")
-    wrong = [x for x in given if not 0 <= x < number]
+    wrong = [x for x in given if not 0 <= x < len(args)]
     if wrong:
         raise UsageError(
-            f"`parameters` has {wrong[0]}, and the function gets {number} positional arguments, numbered from 0"
+            f"`parameters` has {wrong[0]}, and the function gets {len(args)} positional arguments, numbered from 0"
         )
-
-
-def _with_lines(error: CompileError) -> list[Any]:
-    """Attach the user's lines to diagnostics."""
-    sources = Sources()
-    sources.texts |= readable_texts(each.span.file for each in error.diagnostics)
-    return sources.shown(error.diagnostics)
+    try:
+        with few_collections():
+            found = imported(function, args, kwargs, names or {}, parameters, merge)
+    except CompileError as error:
+        sources = Sources()  # the user's lines
+        sources.texts |= readable_texts(each.span.file for each in error.diagnostics)
+        raise CompileError(sources.shown(error.diagnostics)) from None
+    return ImportedProgram(found, found.flat.function)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from mtfc.backends.common.devices import Unavailable, jax
 from mtfc.compiler.ir.core import Function, Program, walk
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import ARRAY_DTYPES, Axes, Forms, Layout, Mesh, Rules, TensorType
@@ -17,8 +18,8 @@ from mtfc.compiler.passes.recompute import KEPT, Recompute
 from mtfc.compiler.search.idle_axes import idle_axes, idle_note
 from mtfc.driver.data.files import parsed_json, read_bytes, readable_texts, write_text
 from mtfc.driver.errors import UsageError, public
-from mtfc.driver.jax_functions.packed_program import PackedProgram
 from mtfc.driver.jax_functions.shardings import (
+    PackedProgram,
     Unsaid,
     explicit_axes,
     one_use,
@@ -31,6 +32,7 @@ from mtfc.driver.jax_functions.xla_faults import MetFault, met_faults, warn_of
 from mtfc.driver.loading.selection import LayoutOnMesh
 from mtfc.frontend.jaxpr.importing import Imported, Leaf
 from mtfc.frontend.jaxpr.tracing import by_place, value_of
+from mtfc.frontend.layouts.layout_text import rules_text
 
 if TYPE_CHECKING:
     from mtfc.compiler.cost.hardware import Device, Hardware
@@ -96,8 +98,6 @@ class Plan:
 
     @property
     def rules_text(self) -> str:
-        from mtfc.frontend.layouts.layout_text import rules_text
-
         return rules_text(self.case.layout)
 
     @property
@@ -109,10 +109,7 @@ class Plan:
     @cached_property
     def mesh(self) -> Any:
         """The `jax.sharding.Mesh`, on the devices of this process. Raises `Unavailable`."""
-        import jax
         from jax.experimental import mesh_utils
-
-        from mtfc.backends.common.devices import Unavailable
 
         found = self.devices or jax.devices()
         needed, has = self.case.mesh.devices, len(found)
@@ -138,11 +135,8 @@ class Plan:
         return {output.name: _splits(output.value.type) for output in self._main.outputs}
 
     def _sharding(self, leaf: Leaf, rules: Mapping[str, Axes]) -> Any:
-        from jax.sharding import NamedSharding
-
-        if leaf.key is not None:  # arrays of random keys have no axis for their data
-            return NamedSharding(self.mesh, spec_of((), {}, self.case.mesh))
-        return NamedSharding(self.mesh, spec_of(leaf.dims, rules, self.case.mesh))
+        dims = () if leaf.key is not None else leaf.dims  # arrays of random keys have no axis for their data
+        return jax.sharding.NamedSharding(self.mesh, spec_of(dims, rules, self.case.mesh))
 
     @property
     def _arguments(self) -> Sequence[Leaf]:
@@ -174,8 +168,8 @@ class Plan:
     def shardings(self) -> SimpleNamespace:
         """The shardings of each argument under its name: `plan.shardings.params`."""
         positional, named = self._in_trees
-        names = self.imported.flat.argument_names
-        return SimpleNamespace(**dict(zip(names, positional, strict=True)), **named)
+        by_name = dict(zip(self.imported.flat.argument_names, positional, strict=True))
+        return SimpleNamespace(**by_name, **named)
 
     @property
     def abstract_state(self) -> tuple[Any, ...]:
@@ -185,13 +179,15 @@ class Plan:
     @property
     def abstract_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """All arguments, positional and named, as `jax.ShapeDtypeStruct`s with shardings."""
-        import jax
 
         def struct(leaf: Leaf, sharding: Any) -> Any:
-            make: Any = jax.ShapeDtypeStruct
             if leaf.key is None:
-                return make(leaf.shape, jax.numpy.dtype(ARRAY_DTYPES[leaf.dtype]), sharding=sharding)
-            return make(leaf.user_shape, jax.random.key(0, impl=leaf.key).dtype, sharding=sharding)
+                return jax.ShapeDtypeStruct(
+                    leaf.shape, jax.numpy.dtype(ARRAY_DTYPES[leaf.dtype]), sharding=sharding
+                )
+            return jax.ShapeDtypeStruct(
+                leaf.user_shape, jax.random.key(0, impl=leaf.key).dtype, sharding=sharding
+            )
 
         leaves = [struct(leaf, each) for leaf, each in zip(self._arguments, self._in_leaves, strict=True)]
         found: tuple[tuple[Any, ...], dict[str, Any]] = jax.tree.unflatten(self.imported.flat.in_tree, leaves)
@@ -240,8 +236,6 @@ class Plan:
         axes, the results have the plan's shardings in their types. Warns of `known_faults`, and raises `UsageError` for one that
         ends the process.
         """
-        import jax
-
         known = (None, self.function, getattr(self.function, "__wrapped__", None))
         if not any(function is each for each in known):
             raise UsageError("`apply` takes the function that was imported: import the other one, too")
@@ -259,8 +253,6 @@ class Plan:
         self, compute: Callable[[Sequence[Any]], Sequence[Any]], leaves: Sequence[Any]
     ) -> Sequence[Any]:
         """Compute the leaves of the results on Auto axes. Where the mesh has Explicit axes, results get the plan's shardings."""
-        import jax
-
         mesh = jax.sharding.get_abstract_mesh()
         explicit = explicit_axes(mesh)
         if not explicit:
@@ -268,21 +260,20 @@ class Plan:
         if dict(mesh.shape) != dict(self.case.mesh.sizes):
             raise UsageError(f"the mesh is {_sizes_text(mesh.shape)}, and the plan is for {self.mesh_text}")
         results = tuple(only_axes(each.spec, explicit) for each in jax.tree.leaves(self.out_shardings))
-        on_auto_axes: Any = jax.sharding.auto_axes(lambda *xs: tuple(compute(xs)), out_sharding=results)
+        on_auto_axes = jax.sharding.auto_axes(lambda *xs: tuple(compute(xs)), out_sharding=results)
         found: Sequence[Any] = on_auto_axes(*map(jax.numpy.asarray, leaves))
         return found
 
     def _constrained(self, keep_constraints: bool) -> Callable[[Sequence[Any]], list[Any]]:
         """Return the function of the arguments' leaves with constraints on its values, for a mesh with Auto axes."""
-        import jax
-
         from mtfc.driver.jax_functions.constraints import Constrain, constrained
 
         opaque = {var for step in self.imported.calls for var in step.results}
 
         def constraint(x: Any, spec: Any) -> Any:
-            apply: Any = jax.lax.with_sharding_constraint
-            return apply(x, jax.sharding.NamedSharding(self._with_auto_axes.mesh, spec))
+            return jax.lax.with_sharding_constraint(
+                x, jax.sharding.NamedSharding(self._with_auto_axes.mesh, spec)
+            )
 
         def planned(x: Any, var: Any) -> Any:
             if var.key is not None or not var.shape or var in opaque:
@@ -299,8 +290,6 @@ class Plan:
 
     def _own_spec(self, sharding: Any, step: AppliedPrimitive) -> Any:
         """Return the spec of a constraint of the user. Raises `UsageError` if the plan's mesh cannot have it."""
-        from jax.sharding import PartitionSpec
-
         spec, sizes = getattr(sharding, "spec", None), self.case.mesh.sizes
         partitions = () if spec is None else tuple(getattr(spec, "partitions", spec))
         entries = [() if each is None else (each,) if isinstance(each, str) else each for each in partitions]
@@ -314,17 +303,13 @@ class Plan:
                 f"the constraint {spec or sharding} at {step.span} does not fit the plan's mesh, {self.mesh_text}: "
                 f"name the axes alike, or drop all constraints by `apply(f, keep_constraints=False)`"
             )
-        make: Any = PartitionSpec
-        return make(*partitions)  # without the pending sums of explicit types
+        return jax.sharding.PartitionSpec(*partitions)  # without the pending sums of explicit types
 
     def check_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
         """Return the leaves of arguments. Raises `UsageError` if they are not as those that were imported."""
-        import jax
-        from jax.tree_util import keystr, tree_flatten_with_path
-
-        found = tree_flatten_with_path(by_place(self.function, args, kwargs))[0]
-        given = [keystr(path[1:]) for path, _ in found]
-        known = [keystr(path[1:]) for path in self.imported.flat.inputs]
+        found = jax.tree_util.tree_flatten_with_path(by_place(self.function, args, kwargs))[0]
+        given = [jax.tree_util.keystr(path[1:]) for path, _ in found]
+        known = [jax.tree_util.keystr(path[1:]) for path in self.imported.flat.inputs]
         if given != known:
             other = next((place for place in given if place not in known), None)
             missing = next((place for place in known if place not in given), None)
@@ -368,8 +353,6 @@ class Plan:
     @public
     def step(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the function by our own SPMD program: explicit collectives inside `jax.shard_map`. Works under `jax.jit`."""
-        import jax
-
         packed, out_tree = self._packed, self.imported.flat.out_tree
 
         def compute(leaves: Sequence[Any]) -> Sequence[Any]:
@@ -388,8 +371,6 @@ class Plan:
 
         Return the packed arguments, with new arrays for those that the function returns anew, and all outputs by name.
         """
-        import jax
-
         if explicit_axes(jax.sharding.get_abstract_mesh()):
             raise UsageError(
                 "`packed_step` needs a mesh whose axes have the type Auto; `step` takes both types"
@@ -401,8 +382,6 @@ class Plan:
     @public
     def unpack(self, outputs: Mapping[str, Any]) -> Any:
         """Return the outputs of `packed_step` as the function's own results."""
-        import jax
-
         return jax.tree.unflatten(self.imported.flat.out_tree, self._packed.results(outputs))
 
     @property
@@ -443,8 +422,6 @@ class Plan:
 
     def lowered(self, devices: Sequence[Any]) -> list[Any]:
         """Return `apply()`, and the function with the shardings of arguments and results alone, lowered for devices."""
-        import jax
-
         plan = attrs.evolve(self, has_explicit_axes=False, devices=tuple(devices))
         args, kwargs = plan.abstract_arguments
         with jax.sharding.set_mesh(plan.mesh):
@@ -481,7 +458,6 @@ class Plan:
 
     def _runner_up(self) -> str:
         """Return the price of the search's next best plan, and its difference by line."""
-        from mtfc.frontend.layouts.layout_text import rules_text
         from mtfc.reports.difference import ComparedLayout, difference_report
         from mtfc.reports.step_report import seconds_text
 
@@ -567,9 +543,7 @@ class Plan:
             "memory": self.case.limit.memory if self.case.limit else None,
             "machine": _machine_name(self.case.limit),
             "layout": {
-                "rules": _record(layout.rules),
-                "params": _record(layout.params),
-                "optimizer": _record(layout.optimizer),
+                **{name: _record(getattr(layout, name)) for name in ("rules", "params", "optimizer")},
                 "values": {path: _record(rules) for path, rules in layout.values},
                 "forms": layout.forms.entries,
             },
@@ -579,8 +553,6 @@ class Plan:
 
 def _dtype_of(x: Any) -> str:
     """Return the name of the dtype that JAX gives a value; other types than arrays have their own names."""
-    import jax
-
     try:
         return str(
             jax.dtypes.canonicalize_dtype(x.dtype) if hasattr(x, "dtype") else jax.numpy.result_type(x)

@@ -1,20 +1,26 @@
-"""A plan's shardings of the user's arrays.
+"""A plan's shardings of the user's arrays, and its SPMD program on packed arrays.
 
 A `PartitionSpec` splits an axis into equal parts of consecutive elements, so it can say splits of leading factors only: of an
-axis of 3 x heads x head_dim it can split the 3, or the 3 and the heads. `spec_of` says the most that it can.
+axis of 3 x heads x head_dim it can split the 3, or the 3 and the heads. `spec_of` says the most that it can. Packed arrays have
+one axis for each dimension of the program, and can be split along each of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from math import prod
 from typing import Any
 
 import attrs
 
+from mtfc.backends.common.devices import jax, setting_kept
+from mtfc.backends.common.module import KINDS
+from mtfc.backends.registry import BACKENDS
+from mtfc.compiler.ir.core import Function
 from mtfc.compiler.ir.printer import bytes_text
-from mtfc.compiler.ir.types import ITEM_BYTES, Axes, Dim, Mesh
-from mtfc.frontend.jaxpr.importing import Leaf
+from mtfc.compiler.ir.types import ARRAY_DTYPES, ITEM_BYTES, Axes, Dim, Mesh
+from mtfc.frontend.jaxpr.importing import Imported, Leaf
 
 
 @attrs.frozen
@@ -77,11 +83,10 @@ def one_use(dims: Iterable[Sequence[Dim]], rules: Mapping[str, Axes]) -> dict[st
 
 def spec_of(dims: Iterable[Sequence[Dim]], rules: Mapping[str, Axes], mesh: Mesh) -> Any:
     """Return the `PartitionSpec` of an array whose axes have some factors."""
-    import jax
-
-    spec: Any = jax.sharding.PartitionSpec
     entries = [axes_of(each, rules, mesh)[0] for each in dims]
-    return spec(*(axes if len(axes) > 1 else axes[0] if axes else None for axes in entries))
+    return jax.sharding.PartitionSpec(
+        *(axes if len(axes) > 1 else axes[0] if axes else None for axes in entries)
+    )
 
 
 def sharding_tree(tree: Any, shardings: Sequence[Any]) -> Any:
@@ -90,8 +95,6 @@ def sharding_tree(tree: Any, shardings: Sequence[Any]) -> Any:
     A node whose class refuses leaves that are no arrays has one sharding for all its leaves, as `jax.jit` allows. Raises
     `ValueError` if its leaves have different ones.
     """
-    import jax
-
     try:
         return jax.tree.unflatten(tree, shardings)
     except Exception:  # the class of a node of the user may refuse them by any exception
@@ -120,8 +123,6 @@ def entry_axes(entry: Any) -> Axes:
 
 def explicit_axes(mesh: Any) -> frozenset[str]:
     """Return the axes of a mesh of JAX that have the type Explicit."""
-    import jax
-
     pairs = zip(mesh.axis_names, mesh.axis_types, strict=True)
     return frozenset(name for name, kind in pairs if kind == jax.sharding.AxisType.Explicit)
 
@@ -142,3 +143,90 @@ def unsaid(leaf: Leaf, rules: Mapping[str, Axes], mesh: Mesh) -> list[Unsaid]:
             axes = rules[dim.name]
             found.append(Unsaid(leaf, j, dim, axes, bytes, mesh.size(axes)))
     return found
+
+
+# Packed arrays
+
+TABLES = {role: table for table, role in KINDS.items()}
+"""Role of an argument -> the name of its table in a module."""
+
+
+@attrs.frozen(eq=False, slots=False)
+class PackedProgram:
+    """A module that computes an imported function. main: the function of one processor. mesh: JAX's mesh of the plan."""
+
+    imported: Imported
+    main: Function
+    text: str
+    mesh: Any
+
+    @cached_property
+    def module(self) -> Any:
+        with setting_kept("jax_enable_x64"):  # the caller decides, as for the function
+            return BACKENDS["jax"].load(self.text)
+
+    @cached_property
+    def roles(self) -> Mapping[str, str]:
+        return {argument.value.name: argument.role for argument in self.main.arguments}
+
+    def arguments(self, leaves: Sequence[Any]) -> dict[str, Any]:
+        """Return packed arguments by name, from the leaves of the user's arguments."""
+        given, rest = {}, iter(leaves)
+        for leaf in self.imported.inputs:
+            x = leaf.constant if leaf.constant is not None else next(rest)
+            data = jax.random.key_data(x) if leaf.key is not None else jax.numpy.asarray(x)
+            given[leaf.name] = data.reshape([dim.size for dim in leaf.flat_dims])
+        return given
+
+    def placed(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return copies of packed arguments on the devices."""
+        return {
+            name: jax.device_put(jax.numpy.array(x), self._sharding(name))
+            for name, x in given.items()
+            if name in self.roles
+        }
+
+    def abstract(self) -> dict[str, Any]:
+        """Return packed arguments as `jax.ShapeDtypeStruct`s with shardings."""
+        return {
+            leaf.name: jax.ShapeDtypeStruct(
+                tuple(dim.size for dim in leaf.flat_dims),
+                jax.numpy.dtype(ARRAY_DTYPES[leaf.dtype]),
+                sharding=self._sharding(leaf.name),
+            )
+            for leaf in self.imported.inputs
+            if leaf.name in self.roles
+        }
+
+    def _sharding(self, name: str) -> Any:
+        return jax.sharding.NamedSharding(self.mesh, self.module.LAYOUTS[TABLES[self.roles[name]]][name])
+
+    def run(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Run the module on packed arguments, and return all packed outputs by name."""
+        params, inputs, state = (
+            {name: given[name] for name, role in self.roles.items() if role == wanted}
+            for wanted in ("parameter", "input", "state")
+        )
+        if self.main.name == "forward":
+            outputs: dict[str, Any] = self.module.forward(params, inputs)
+            return outputs
+        found, params, state = self._train_step(params, state, inputs, 0)
+        new = {**params, **state}
+        return {**found, **{name: new[old] for name, old in self.imported.replaced.items()}}
+
+    @cached_property
+    def _train_step(self) -> Any:
+        """The module's step without donation: the caller says what to donate."""
+        return jax.jit(self.module.train_step.__wrapped__)
+
+    def results(self, outputs: Mapping[str, Any]) -> list[Any]:
+        """Return packed outputs as the leaves of the function's own results."""
+        found = []
+        for leaf in self.imported.outputs:
+            x = outputs[leaf.name].reshape(leaf.shape)
+            if leaf.key is not None:  # JAX splits no words of a key
+                whole = jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec())
+                x = jax.lax.with_sharding_constraint(x, whole)
+                x = jax.random.wrap_key_data(x, impl=leaf.key)
+            found.append(x)
+        return found

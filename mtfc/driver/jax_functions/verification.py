@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import attrs
 
+from mtfc.backends.common.devices import devices, import_jax, reserve
 from mtfc.driver.errors import UsageError
 from mtfc.driver.jax_functions.comparison import PlanVerification, verified
 from mtfc.driver.jax_functions.function_source import FunctionSource
@@ -30,18 +31,9 @@ def verify_function(
     show: receives the name of the function, and the exact checks as soon as they are known. Raises `CompileError`, `UsageError`
     and `Unavailable`.
     """
-    from mtfc.backends.common.devices import import_jax
-
-    given = {
-        "--backend": options.backend,
-        "--dtype": options.dtype,
-        "--data": options.data,
-        "--params": options.params,
-        "--step": options.step or None,
-    }
-    for option, value in given.items():
-        if value is not None:
-            raise UsageError(f"{option} is for .mtf files: a function of JAX is verified on drawn arguments")
+    for name in ("backend", "dtype", "data", "params", "step"):
+        if getattr(options, name) not in (None, False):
+            raise UsageError(f"--{name} is for .mtf files: a function of JAX is verified on drawn arguments")
     jax = import_jax()
     jax.config.update("jax_default_matmul_precision", "highest")
     plan = plan_on_devices(options.file, options.choice, sources)
@@ -62,24 +54,17 @@ def plan_on_devices(file: str, choice: Choice, sources: Sources) -> Plan:
 
     Raises `CompileError`, `UsageError` and `Unavailable`.
     """
-    from mtfc.backends.common.devices import devices, reserve
-
     source = choice.source
     assert isinstance(source, FunctionSource)
-    number = _devices(choice, sources)
+    sources.add_choice(choice)
+    number = 1
+    if choice.mesh is not None:
+        number = mesh_of(choice.mesh).devices
+    elif choice.layout is not None and choice.layout.endswith(PLAN):
+        number = read_plan(choice.layout)[0].mesh.devices
     if number > MOST_DEVICES:
         raise UsageError(f"this takes a mesh of at most {MOST_DEVICES} devices, and not of {number}")
     reserve(number)  # before code of the user starts JAX
     (case,) = select(file, choice, sources).cases
     devices(case.mesh.devices)
     return source.plan(case)
-
-
-def _devices(choice: Choice, sources: Sources) -> int:
-    """Return the number of devices of the chosen mesh. Raises `CompileError` and `UsageError`."""
-    sources.add_choice(choice)
-    if choice.mesh is not None:
-        return mesh_of(choice.mesh).devices
-    if choice.layout is not None and choice.layout.endswith(PLAN):
-        return read_plan(choice.layout)[0].mesh.devices
-    return 1

@@ -93,10 +93,10 @@ class Fault:
 
     name: str
     what: str
-    seen: str
-    reference: str | None
     meets: Meets
     primitives: tuple[str, ...]
+    reference: str | None = None
+    seen: str = "0.10.2"
     ends_process: bool = False
     may_fail: bool = False
 
@@ -132,7 +132,7 @@ def met_faults(imported: Imported, rules: Mapping[str, Axes], mesh: Mesh) -> tup
     placed = PlacedSteps(imported, rules, mesh)
     found: dict[tuple[str, str], MetFault] = {}
     for step in placed.steps:
-        for fault in FAULTS_OF.get(step.primitive, ()):
+        for fault in (each for each in FAULTS if step.primitive in each.primitives):
             dims = tuple(dict.fromkeys(dim.name for dim in fault.meets(step, placed)))
             if dims:
                 met = MetFault(fault, step.span, dims)
@@ -166,8 +166,8 @@ def _slice_start(step: AppliedPrimitive, placed: PlacedSteps) -> Iterator[Dim]:
     """Yield dimensions of a slice that is split along an axis with a start that may be out of range."""
     whole, *starts = step.operands
     (result,) = step.results
-    for axis, (size, most) in enumerate(zip(result.shape, whole.shape, strict=True)):
-        if size < most and not _is_in_range(starts[axis], most - size):
+    for axis, (size, most, start) in enumerate(zip(result.shape, whole.shape, starts, strict=True)):
+        if size < most and not _is_in_range(start, most - size):
             yield from _split_dims(result, axis, placed)
 
 
@@ -177,9 +177,9 @@ def _update_start(step: AppliedPrimitive, placed: PlacedSteps) -> Iterator[Dim]:
     XLA gathers the array for an update of two or more elements at a start that is data, and so does no wrong.
     """
     whole, update, *starts = step.operands
-    for axis, (size, most) in enumerate(zip(update.shape, whole.shape, strict=True)):
-        is_partitioned = size == 1 or isinstance(starts[axis], Number)
-        if size < most and is_partitioned and not _is_in_range(starts[axis], most - size):
+    for axis, (size, most, start) in enumerate(zip(update.shape, whole.shape, starts, strict=True)):
+        is_partitioned = size == 1 or isinstance(start, Number)
+        if size < most and is_partitioned and not _is_in_range(start, most - size):
             yield from _split_dims(whole, axis, placed)
 
 
@@ -370,63 +370,51 @@ def _gradient_of_filters(step: AppliedPrimitive, placed: PlacedSteps) -> Iterato
         yield from _split_dims(x, numbers.lhs_spec[1], placed)
 
 
-SEEN = "0.10.2"
-
 FAULTS: tuple[Fault, ...] = (
     Fault(
         "start of a slice",
         "XLA clamps the start of a split `dynamic_slice` in each part, so a start out of range gives other elements",
-        SEEN,
-        "openxla/xla#49122",
         _slice_start,
         ("dynamic_slice",),
+        "openxla/xla#49122",
     ),
     Fault(
         "start of an update",
         "XLA drops a `dynamic_update_slice` of a split array whose start is out of range, in place of clamping it",
-        SEEN,
-        "openxla/xla#49118",
         _update_start,
         ("dynamic_update_slice",),
+        "openxla/xla#49118",
     ),
     Fault(
         "NaN in a maximum",
         "the all-reduce of a maximum or minimum on CPU devices loses NaN",
-        SEEN,
-        None,
         _nan_of_reduction,
         ("reduce_max", "reduce_min"),
     ),
     Fault(
         "NaN in the maximum of updates",
         "the all-reduce of a scattered maximum or minimum on CPU devices loses NaN",
-        SEEN,
-        None,
         _nan_of_scatter,
         ("scatter_max", "scatter_min", "scatter-max", "scatter-min"),
     ),
     Fault(
         "row of a whole array",
         "XLA has the array whole on every device before this update of one row, and writes a wrong row into each other part",
-        SEEN,
-        "jax-ml/jax#18434, jax-ml/jax#40849",
         _row_of_whole,
         ("scatter", "scatter-add", "scatter_add", "scatter_mul", "scatter-mul"),
+        "jax-ml/jax#18434, jax-ml/jax#40849",
     ),
     Fault(
         "FFT over small parts",
         "XLA ends the process at a Fourier transform of a split axis",
-        SEEN,
-        "openxla/xla#45402, jax-ml/jax#16909",
         _ending_fft,
         ("fft",),
+        "openxla/xla#45402, jax-ml/jax#16909",
         ends_process=True,
     ),
     Fault(
         "FFT of a gathered axis",
         "XLA for CPU devices may refuse a Fourier transform of several axes, one of them split",
-        SEEN,
-        None,
         _refused_fft,
         ("fft",),
         may_fail=True,
@@ -434,8 +422,6 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "windows over pairs",
         "XLA ends the process at windows over several arrays along a split axis",
-        SEEN,
-        None,
         _pairs_of_windows,
         ("reduce_window", "select_and_gather_add"),
         ends_process=True,
@@ -443,25 +429,15 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "gradient of grouped filters",
         "XLA computes the gradient of a grouped convolution's filters wrongly if the batch is split over some axes of the mesh",
-        "0.10.2, 0.11.2, 0.12.0",
-        None,
         _gradient_of_filters,
         ("conv_general_dilated",),
+        seen="0.10.2, 0.11.2, 0.12.0",
     ),
     Fault(
         "split groups of batches",
         "XLA ends the process at a convolution with groups of batches whose batch is split",
-        SEEN,
-        None,
         _ending_convolution,
         ("conv_general_dilated",),
         ends_process=True,
     ),
 )
-
-FAULTS_OF: Mapping[str, tuple[Fault, ...]] = {
-    name: tuple(each for each in FAULTS if name in each.primitives)
-    for fault in FAULTS
-    for name in fault.primitives
-}
-"""Primitive -> the faults that its equations may meet."""

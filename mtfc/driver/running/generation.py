@@ -14,8 +14,7 @@ import attrs
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import FLOATS, TensorType
 from mtfc.driver.data.array_files import Array
-from mtfc.driver.data.fitting import as_type, shape_text
-from mtfc.driver.data.inputs import Batches, input_types
+from mtfc.driver.data.inputs import Batches, as_type, input_types, shape_text
 from mtfc.driver.data.tokenizers import Tokenizer
 from mtfc.driver.errors import UsageError
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
+import numpy as np
 
 from mtfc.compiler.diagnostics import Diagnostic, Label
 from mtfc.compiler.ir.core import Argument, Equation, Function, Program, Value, source_file
@@ -179,8 +180,6 @@ class Origins:
 
 def _counted(arrays: Iterable[Any], value: Value) -> Counts | None:
     """Return the kind and the number of the elements that are not finite, and the number of all; None if all are finite."""
-    import numpy as np
-
     if value.type.dtype not in FLOATS:
         return None
     parts = [np.asarray(array) for array in arrays]
@@ -193,8 +192,6 @@ def _counted(arrays: Iterable[Any], value: Value) -> Counts | None:
 
 def _range(value: Value, shards: Shards) -> str:
     """Return an operand with its smallest and its largest finite element."""
-    import numpy as np
-
     name = f"{value.name}: {value.type.unsplit()}"
     wide = [np.asarray(array).astype(np.float64) for array in shards.arrays]
     finite = [part for part in (array[np.isfinite(array)] for array in wide) if part.size]

@@ -22,6 +22,7 @@ from time import monotonic
 from typing import Any
 
 import attrs
+import numpy as np
 
 from mtfc.backends.common import allocator
 from mtfc.compiler.activity import doing, each_of
@@ -101,22 +102,22 @@ def run(options: RunOptions, sources: Sources, show: Callable[[StepRecord], None
     _check_training(options, program)
     _check_collectives(options, has_mesh=bool(selection.cases))
     resizing = Resizing(options.file, options.choice, sources, selection)
-    data = _data(options, program, resizing)
+    accumulate = program.training.accumulate if options.train and program.training else 1
+    batches, evaluation = _data(options, program, resizing, accumulate)
     given = given_parameters(options.params, options.params_partial, options.seed, program, options.averages)
     if options.train:
         allocator.keep_memory()
     module = _module(case, program, options)
     with doing("drawing parameters"):
         session = Session.start(module, options.seed, given)
-    session.smaller = _smaller(data, options, resizing)
+    session.smaller = _smaller({options.data: batches, options.eval: evaluation}, options, resizing)
     if options.train:
-        training = TrainingRun(
-            session, program, data, options.save, show, resizing if options.debug_nans else None
-        )
-        status = training.run(options.steps or data.steps)
+        kept = resizing if options.debug_nans else None
+        training = TrainingRun(session, program, batches, evaluation, accumulate, options.save, show, kept)
+        status = training.run(options.steps or -(-batches.count // accumulate))
         found, wrong = training.results, options.without_collectives
         return FinishedRun(status, backend, case, training.steps, found, cause=training.cause, is_wrong=wrong)
-    steps, results = evaluate(session, program, data.batches, options.steps or data.batches.count)
+    steps, results = evaluate(session, program, batches, options.steps or batches.count)
     texts = options.generation.texts(results.joined(), program) if options.generation else ()
     if options.save is not None:
         save_arrays(options.save, results.joined())
@@ -193,27 +194,28 @@ def _source(case: Case, program: Program, options: RunOptions) -> str:
     return case.source(program, backend)
 
 
-def _data(options: RunOptions, program: Program, resizing: Resizing) -> TrainingData:
-    """Read or draw the data of the model. Raises `CompileError` and `UsageError`."""
+def _data(
+    options: RunOptions, program: Program, resizing: Resizing, accumulate: int
+) -> tuple[Batches, Batches | None]:
+    """Read or draw the data of the model, and read those of an evaluation. Raises `CompileError` and `UsageError`."""
     forward = program.function("forward")
-    accumulate = program.training.accumulate if options.train and program.training else 1
     joining = partial(resizing.refusal, joined=True)
     evaluation = read_batches(options.eval, forward, joining) if options.eval else None
     if options.generation is not None:
-        prompts = TrainingData(options.generation.batch(program, options.seed), None, 1)
+        prompts = options.generation.batch(program, options.seed)
         if options.params is None:
             say(f"no --params: the text is that of parameters drawn from seed {options.seed}")
-        return prompts
+        return prompts, None
     if options.data is None:
         say(f"no --data: the inputs are drawn from seed {options.seed}")
-        return TrainingData(draw_batch(forward, options.seed), evaluation, accumulate)
+        return draw_batch(forward, options.seed), evaluation
     batches = read_batches(options.data, forward, resizing.refusal if options.train else joining)
     if accumulate > 1 and batches.rest:
         batches = _whole(options.data, batches, accumulate)
     if not options.train and options.steps and options.steps > batches.count:
         plural = "" if batches.count == 1 else "es"
         raise UsageError(f"--steps {options.steps}: {options.data} holds {batches.count} batch{plural}")
-    return TrainingData(batches, evaluation, accumulate)
+    return batches, evaluation
 
 
 def _whole(path: str, batches: Batches, accumulate: int) -> Batches:
@@ -226,10 +228,12 @@ def _whole(path: str, batches: Batches, accumulate: int) -> Batches:
     return batches.whole()
 
 
-def _smaller(data: TrainingData, options: RunOptions, resizing: Resizing) -> dict[Dim, Any]:
-    """Return modules for the smaller last batches."""
+def _smaller(
+    data: Mapping[str | None, Batches | None], options: RunOptions, resizing: Resizing
+) -> dict[Dim, Any]:
+    """Return modules for the smaller last batches. data: batches by their file."""
     modules: dict[Dim, Any] = {}
-    for path, batches in ((options.data, data.batches), (options.eval, data.evaluation)):
+    for path, batches in data.items():
         dim = batches.smaller(batches.count - 1) if batches else None
         if dim is None or dim in modules:
             continue
@@ -246,39 +250,20 @@ REPORTS = 20
 """Maximum number of steps that the text of a training run shows."""
 
 
-@attrs.frozen
-class TrainingData:
-    """The data for training and evaluation, and the number of batches per step."""
-
-    batches: Batches
-    evaluation: Batches | None
-    accumulate: int
-
-    @property
-    def steps(self) -> int:
-        """Number of steps of one pass over the data."""
-        return -(-self.batches.count // self.accumulate)
-
-    def smaller(self, number: int) -> Dim | None:
-        """Return the first dimension at the size of step `number`, if its batch is smaller than the others."""
-        return self.batches.smaller(number) if self.accumulate == 1 else None
-
-    def train(self, session: Session, number: int) -> dict[str, Array]:
-        """Run training step `number`, counted from 0, and return its outputs."""
-        return session.train(self.batches.step(number, self.accumulate), number, self.smaller(number))
-
-
 @attrs.define
 class TrainingRun:
     """A training run under way: the finished steps, and the last outputs.
 
-    save: the path of the results, if any. show: receives some of the steps. resizing: compiles the model for the search for the
-    cause of numbers that are not finite, if there is one.
+    accumulate: the number of batches of a step; of several ones none is smaller. save: the path of the results, if any. show:
+    receives some of the steps. resizing: compiles the model for the search for the cause of numbers that are not finite, if
+    there is one.
     """
 
     session: Session
     program: Program
-    data: TrainingData
+    batches: Batches
+    evaluation: Batches | None
+    accumulate: int
     save: str | None
     show: Callable[[StepRecord], None]
     resizing: Resizing | None = None
@@ -293,7 +278,12 @@ class TrainingRun:
 
     def _again(self, number: int) -> float:
         """Run a step once more, and return its loss."""
-        return float(step_of(number, 0.0, self.data.train(self.session, number), self.program)["loss"])
+        return float(step_of(number, 0.0, self._train(number), self.program)["loss"])
+
+    def _train(self, number: int) -> dict[str, Array]:
+        """Run training step `number`, counted from 0, and return its outputs."""
+        batch = self.batches.step(number, self.accumulate)
+        return self.session.train(batch, number, self.batches.smaller(number))
 
     def run(self, number: int) -> int:
         """Train `number` steps, show some of them, and save; return the exit status."""
@@ -322,7 +312,7 @@ class TrainingRun:
             if self.rewind:
                 self.rewind.before(i)
                 start = time.perf_counter()
-            outputs = self.data.train(self.session, i)
+            outputs = self._train(i)
             self.steps.append(
                 {**step_of(i + 1, start, outputs, self.program), **reported(outputs, self.program)}
             )
@@ -331,7 +321,7 @@ class TrainingRun:
                 self.rewind.succeeded()
 
     def _show(self) -> None:
-        evaluation = self.data.evaluation
+        evaluation = self.evaluation
         if evaluation and self.is_finite:
             self.results = evaluate(self.session, self.program, evaluation, evaluation.count)[1]
             self.steps[-1]["eval"] = self.results.means()
@@ -376,14 +366,12 @@ class TrainingRun:
         if self.resizing is None or self.rewind is None:
             return
         start = self.rewind.start_of_failure(step)
-        dim = self.data.smaller(start.number)
+        dim = self.batches.smaller(start.number)
         program = self.program if dim is None else self.resizing.program(dim)
-        start = attrs.evolve(start, batch=self.data.batches.step(start.number, self.data.accumulate))
+        start = attrs.evolve(start, batch=self.batches.step(start.number, self.accumulate))
         self.cause = cause_in_step(program, self.resizing.case(program), start, say)
 
     def _save(self, parameters: Arrays, steps: Sequence[StepRecord]) -> None:
-        import numpy as np
-
         assert self.save is not None
         if "loss" in parameters:
             say(f"{self.save} has no losses: a parameter is called `loss`")
@@ -392,8 +380,6 @@ class TrainingRun:
 
 
 def _all_finite(arrays: Arrays) -> bool:
-    import numpy as np
-
     return all(bool(np.isfinite(array).all()) for array in arrays.values())
 
 
@@ -426,8 +412,6 @@ class BatchResults:
 
     def joined(self) -> Arrays:
         """Join each output of all batches along the rows; scalars become a row."""
-        import numpy as np
-
         if len(self.parts) == 1:
             return dict(self.parts[0])
         columns = {name: [np.atleast_1d(part[name]) for part in self.parts] for name in self.parts[0]}
@@ -435,8 +419,6 @@ class BatchResults:
 
     def mean(self, name: str) -> float:
         """Return the mean of an output over all batches: each weighs by its count, or else by its number of rows."""
-        import numpy as np
-
         means = [float(np.mean(part[name], dtype=np.float64)) for part in self.parts]
         weights = self.counts.get(name, self.rows or (1,) * len(means))
         return weighted_mean(list(zip(means, weights, strict=True)))
@@ -537,8 +519,6 @@ class Rewind:
 
     def _copy(self, step: int) -> StepInputs:
         """Copy the arrays: JAX arrays on CPUs are views of a buffer that the next step may overwrite."""
-        import numpy as np
-
         kinds = (self.session.parameters(), self.session.optimizer_state())
         parameters, state = ({name: np.array(array) for name, array in arrays.items()} for arrays in kinds)
         return StepInputs(parameters, state, {}, step)

@@ -27,10 +27,10 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import numpy as np
 
-from mtfc.backends.common.devices import Unavailable, import_jax
-from mtfc.driver.data.array_files import numpy_type
-from mtfc.driver.data.checkpoint_files import (
+from mtfc.backends.common.devices import Unavailable, jax
+from mtfc.driver.data.array_files import (
     OPTIMIZER,
     PARAMETERS,
     RECORD,
@@ -41,15 +41,15 @@ from mtfc.driver.data.checkpoint_files import (
     faults,
     local_parameters,
     newest_checkpoint,
+    numpy_type,
     orbax,
     read_array,
     steps_in,
     sum_of_bits,
 )
-from mtfc.driver.errors import FailedRequest, UsageError
+from mtfc.driver.errors import FailedRequest, UsageError, raised_as
 from mtfc.driver.training.hosts import is_of_a_collective
-from mtfc.driver.training.mirror import Mirror
-from mtfc.driver.training.run_lock import RunLock
+from mtfc.driver.training.run_folder import Mirror, RunLock
 from mtfc.reports.array_summary import finite
 from mtfc.reports.training_report import TrainingStep
 
@@ -104,7 +104,7 @@ class Checkpoints:
         orbax()
         _make(folder, is_shared=mirror is None)
         with ExitStack() as stack:
-            if import_jax().process_count() == 1:
+            if jax.process_count() == 1:
                 stack.callback(_clean, folder)  # after a save that has failed
             threads = stack.enter_context(ThreadPoolExecutor(1, "checkpoints"))
             checkpoints = cls(folder, keep, threads, lock, mirror)
@@ -141,7 +141,7 @@ class Checkpoints:
         checks = _checks(dict(_named_arrays(state)))
         arguments = {
             "state": ocp.args.PyTreeSave(attrs.asdict(state, recurse=False)),
-            "about": _record_arguments()(lambda: self._checked(about, checks())),
+            "about": _record_handler()[1](lambda: self._checked(about, checks())),
         }
         if self.writer is None:  # after all reading: orbax lets the last reader or writer set who leads
             self.writer = _writer(is_shared=self.mirror is None)
@@ -179,7 +179,7 @@ class Checkpoints:
         self.writer.wait_until_finished()
         if self.mirror is not None:
             self.mirror.send(step)
-        old = self.steps[: -self.keep] if import_jax().process_index() == 0 else ()
+        old = self.steps[: -self.keep] if jax.process_index() == 0 else ()
         for each in (each for each in old if each != self.best):
             self._remove(each)
 
@@ -261,7 +261,7 @@ class Checkpoints:
         except (NotFinite, Unavailable, KeyboardInterrupt):
             raise
         except Exception as error:  # orbax and tensorstore raise many kinds
-            if import_jax().process_count() > 1 and is_of_a_collective(error):
+            if jax.process_count() > 1 and is_of_a_collective(error):
                 raise  # `hosts.py` names the process that has ended
             last = f"the last one is {self.name(self.steps[-1])}" if self.steps else "there is none yet"
             raise Unavailable(
@@ -336,7 +336,7 @@ class Saving:
 
     def check(self) -> None:
         """Raise the error of a save that has failed. One of several processes must not end at another step than the others."""
-        if self.checkpoints is not None and import_jax().process_count() == 1:
+        if self.checkpoints is not None and jax.process_count() == 1:
             self.checkpoints.poll()
 
     def at_end(self, state: Any, position: Any, last: TrainingStep | None, evaluates: bool) -> None:
@@ -360,7 +360,6 @@ class Saving:
 
     def _steps_of_minutes(self, seconds: float) -> int:
         """Return the number of steps until the next checkpoint. seconds: of a step, as process 0 measures them."""
-        import numpy as np
         from jax.experimental import multihost_utils
 
         assert self.minutes is not None
@@ -377,7 +376,7 @@ def _writer(is_shared: bool) -> Any:
 
     OCDBT puts many arrays into one file, but its index has to be merged where the files of all processes are.
     """
-    ocp, jax = orbax(), import_jax()
+    ocp = orbax()
     options = ocp.options.MultiprocessingOptions()
     alone = jax.process_count() > 1 and not is_shared
     if alone:
@@ -392,21 +391,18 @@ def _writer(is_shared: bool) -> Any:
         state=ocp.PyTreeCheckpointHandler(
             use_ocdbt=not alone, use_compression=False, multiprocessing_options=options
         ),
-        about=_record_handler(),
+        about=_record_handler()[0],
     )
     return ocp.AsyncCheckpointer(handler, multiprocessing_options=options, async_options=waiting)
 
 
 def _make(folder: Path, is_shared: bool) -> None:
     """Make the folder, and remove what a killed process has left."""
-    jax = import_jax()
     if jax.process_index() == 0 or not is_shared:
-        try:
+        with raised_as(UsageError, f"cannot write checkpoints to {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
             _clean(folder)
             Path(mkdtemp(dir=folder)).rmdir()
-        except OSError as error:
-            raise UsageError(f"cannot write checkpoints to {folder}: {fault_of(error)}") from None
     if jax.process_count() > 1:
         from jax.experimental import multihost_utils
 
@@ -429,42 +425,27 @@ def are_finite(state: Any) -> bool:
 
 
 @lru_cache
-def _record_arguments() -> Any:
-    """Return the class of orbax's arguments for the record: a function that returns the record, called in a thread."""
+def _record_handler() -> tuple[Any, Any]:
+    """Return orbax's handler of the record, and its arguments' class: they have a function that returns the record.
+
+    Orbax calls the function in a thread. An error keeps the checkpoint from being renamed.
+    """
     ocp = orbax()
 
-    @attrs.define
-    class RecordArguments(ocp.args.CheckpointArgs):  # type: ignore[misc, name-defined]
-        record: Callable[[], About]
-
-    return RecordArguments
-
-
-@lru_cache
-def _record_handler() -> Any:
-    """Return orbax's handler of the record."""
-    ocp = orbax()
-    jax = import_jax()
-
-    class RecordHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc, name-defined]
-        """Writes the record once its checksums are there. An error keeps the checkpoint from being renamed."""
-
-        async def async_save(self, directory: Any, args: Any) -> list[Any]:
+    class RecordHandler(ocp.JsonCheckpointHandler):  # type: ignore[misc, name-defined]
+        async def async_save(self, directory: Any, item: Any = None, args: Any = None) -> list[Any]:
             async def write() -> None:
-                record = args.record()
+                text = args.item().text()
                 if jax.process_index() == 0:
-                    (directory / Path(RECORD).name).write_text(record.text())
+                    (directory / Path(RECORD).name).write_text(text)
 
             return [ocp.future.CommitFutureAwaitingContractedSignals(write(), name="about")]
 
-        def save(self, directory: Any, args: Any) -> None:
-            raise NotImplementedError
+    @ocp.args.register_with_handler(RecordHandler, for_save=True, for_restore=True)
+    class RecordArguments(ocp.args.JsonSave):  # type: ignore[misc, name-defined]
+        """The function, as `item`."""
 
-        def restore(self, directory: Any, args: Any = None) -> None:
-            raise NotImplementedError
-
-    ocp.args.register_with_handler(RecordHandler, for_save=True, for_restore=True)(_record_arguments())
-    return RecordHandler()
+    return RecordHandler(), RecordArguments
 
 
 @attrs.frozen
@@ -477,9 +458,6 @@ class Checks:
 
 def _checks(arrays: Mapping[str, Any]) -> Callable[[], Checks]:
     """Start to check arrays, which may be donated afterwards; return a function that waits for the result."""
-    import numpy as np
-
-    jax = import_jax()
     devices = next(iter(arrays.values())).devices()
     on_cpu = next(iter(devices)).platform == "cpu"
     if on_cpu and jax.process_count() == 1:
@@ -504,8 +482,6 @@ def _checks_on_host(parts: Mapping[str, Sequence[Any]]) -> Checks:
 
 
 def _is_finite(part: Any) -> bool:
-    import numpy as np
-
     flat = part.reshape(-1)
     if np.issubdtype(part.dtype, np.integer) or part.dtype == bool:
         return True
@@ -519,7 +495,6 @@ CHUNK = 2**20
 @lru_cache
 def _device_checks() -> Any:
     """Return a compiled function from arrays by name to a test that all numbers are finite, and their checksums."""
-    jax = import_jax()
     jnp = jax.numpy
 
     def run(arrays: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -531,10 +506,8 @@ def _device_checks() -> Any:
 
 
 def _sum_of_bits(x: Any) -> Any:
-    """Return `checkpoint_files.sum_of_bits` of an array on devices."""
-    from jax import lax
-    from jax import numpy as jnp
-
+    """Return `array_files.sum_of_bits` of an array on devices."""
+    jnp, lax = jax.numpy, jax.lax
     bits = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}[x.dtype.itemsize]
     words = x.astype(jnp.uint8) if x.dtype == bool else lax.bitcast_convert_type(x, bits)
     return jnp.sum(words.astype(jnp.uint32), dtype=jnp.uint32)
@@ -621,7 +594,6 @@ def _has_grown(before: tuple[int, ...], now: tuple[int, ...]) -> bool:
 
 def _filled(begun: Any, stored: Any) -> Any:
     """Return an array as it begins, with the stored numbers at the start of each dimension."""
-    import numpy as np
     from jax.experimental.multihost_utils import process_allgather
 
     whole = np.array(begun if begun.is_fully_addressable else process_allgather(begun, tiled=True))

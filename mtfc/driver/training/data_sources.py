@@ -20,17 +20,17 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import numpy as np
 
 from mtfc.backends.common.shares import Ranges, Share
 from mtfc.compiler.diagnostics import nearest
 from mtfc.compiler.ir.core import Program
 from mtfc.driver.data.array_files import Array
-from mtfc.driver.data.fitting import shape_text
-from mtfc.driver.data.inputs import stacked
+from mtfc.driver.data.files import with_local_copies
+from mtfc.driver.data.inputs import shape_text, stacked
 from mtfc.driver.data.packages import import_package
-from mtfc.driver.data.remote import with_local_copies
 from mtfc.driver.data.tokenizers import Tokenizer
-from mtfc.driver.errors import UsageError, reason_of
+from mtfc.driver.errors import UsageError, raised_as
 from mtfc.driver.training.data_interface import (
     AHEAD,
     BatchIterator,
@@ -41,22 +41,27 @@ from mtfc.driver.training.data_interface import (
     Order,
     Position,
     PositionedIterator,
+    UserSource,
     data_inputs,
     place_in,
 )
-from mtfc.driver.training.example_files import TOKEN_DTYPES, Examples, joined, open_examples, shards
-from mtfc.driver.training.record_files import (
+from mtfc.driver.training.example_files import (
     ARRAY_RECORD,
     JSON_LINES,
     PARQUET,
     RECORDS,
     TEXT,
+    TOKEN_DTYPES,
+    DataPart,
+    Examples,
     Records,
     first_tf_example,
+    joined,
+    open_examples,
     open_records,
+    shards,
 )
-from mtfc.driver.training.user_code import FUNCTION
-from mtfc.driver.training.user_data import load_function
+from mtfc.driver.training.user_code import FUNCTION, imported_function
 
 SHUFFLE = 2
 """The number of the rule that orders examples: a position in one order has no meaning in another."""
@@ -85,13 +90,12 @@ def open_source(
     if not inputs:
         raise UsageError(f"model {program.name} has no inputs: leave out --data")
     if _is_function(spec):
-        return load_function(spec, inputs, accumulate, takes_rest)
+        function = imported_function(spec, "", "a function that returns batches")
+        return UserSource(spec, function, inputs, accumulate, takes_rest)
     spec = with_local_copies(spec)
     opened = Tokenizer.open(with_local_copies(tokenizer)) if tokenizer is not None else None
-    try:
+    with raised_as(UsageError, spec):
         source = _opened(spec, inputs, accumulate, opened)
-    except OSError as error:
-        raise UsageError(f"{spec}: {reason_of(error)}") from None
     if whole_documents and isinstance(source, PackedSource):
         source = _of_whole_documents(source)
     if takes_rest:
@@ -147,43 +151,42 @@ def _opened(
     spec: str, inputs: Sequence[DataInput], accumulate: int, tokenizer: Tokenizer | None
 ) -> FileSource | PackedSource:
     """Open files: a single source, or several with weights."""
-    parts = _weighted(spec)
-    weights = [weight for _, weight in parts]
-    if not all(weights):
+    weighted = _weighted(spec)
+    if not all(weight for _, weight in weighted):
         raise UsageError(f"{spec}: the weights of a mixture are numbers above 0")
-    located = [(path, *_location(path, tokenizer)) for path, _ in parts]
-    files = [shards(path, dtype, tokenizer is not None) for _, path, dtype in located]
-    repeated = [path for path, count in Counter(path for each in files for path in each).items() if count > 1]
+    parts = [_part(name, weight, tokenizer) for name, weight in weighted]
+    files = [file for part in parts for file in part.files]
+    repeated = [file for file, count in Counter(files).items() if count > 1]
     if repeated:
         raise UsageError(f"{spec} names {repeated[0]} twice: give it once, with the sum of the weights")
-    kinds = {
-        _are_documents(paths[0], dtype, inputs, tokenizer)
-        for paths, (_, _, dtype) in zip(files, located, strict=True)
-    }
+    kinds = {_are_documents(part, inputs, tokenizer) for part in parts}
     if len(kinds) > 1:
         raise UsageError(f"{spec} mixes documents and examples: give only documents, or only examples")
     if kinds == {True}:
-        return _packed(spec, located, files, weights, inputs, accumulate, tokenizer)
+        return _packed(spec, parts, inputs, accumulate, tokenizer)
     if tokenizer is not None:
-        _check_text(spec, [path for each in files for path in each])
+        if any(file.endswith((".npz", ".npy", ".bin")) for file in files):
+            raise UsageError(f"--tokenizer is for text, and {spec} has arrays or tokens: leave it out")
         _check_vocabulary(tokenizer, inputs[0])
-    examples = [
-        open_examples(path, paths, dtype, inputs, tokenizer)
-        for paths, (_, path, dtype) in zip(files, located, strict=True)
-    ]
-    mixture = Mixture.of([each.name for each in examples], [each.count for each in examples], weights)
+    examples = [open_examples(part, inputs, tokenizer) for part in parts]
+    named = [attrs.evolve(part, name=part.path) for part in parts]  # without the dtype of tokens
+    mixture = Mixture.of(named, [each.count for each in examples])
     identity = {} if tokenizer is None else {"tokenizer": tokenizer.fingerprint}
     whole = joined(examples, spec) if len(examples) > 1 else examples[0]
     return FileSource(whole, inputs, accumulate, mixture, identity)
 
 
-def _are_documents(
-    path: str, dtype: str | None, inputs: Sequence[DataInput], tokenizer: Tokenizer | None
-) -> bool:
-    """Return True if a file has documents to pack, rather than an example in each row."""
-    is_packed = any(each.name.endswith(SEGMENT_IDS) for each in inputs)
+def _part(name: str, weight: float, tokenizer: Tokenizer | None) -> DataPart:
+    """Find the files of a source. Raises `UsageError`."""
+    path, dtype = _location(name, tokenizer)
+    return DataPart(name, weight, path, dtype, shards(path, dtype, tokenizer is not None))
+
+
+def _are_documents(part: DataPart, inputs: Sequence[DataInput], tokenizer: Tokenizer | None) -> bool:
+    """Return True if a source has documents to pack, rather than an example in each row."""
+    path, is_packed = part.files[0], any(each.name.endswith(SEGMENT_IDS) for each in inputs)
     if path.endswith(ARRAY_RECORD):
-        return tokenizer is not None or dtype is not None or (is_packed and _has_tf_documents(path))
+        return tokenizer is not None or part.dtype is not None or (is_packed and _has_tf_documents(path))
     return path.endswith(JSON_LINES) or (path.endswith(PARQUET) and (tokenizer is not None or is_packed))
 
 
@@ -195,9 +198,7 @@ def _has_tf_documents(path: str) -> bool:
 
 def _packed(
     spec: str,
-    located: Sequence[tuple[str, str, str | None]],
-    files: Sequence[tuple[str, ...]],
-    weights: list[float],
+    parts: Sequence[DataPart],
     inputs: Sequence[DataInput],
     accumulate: int,
     tokenizer: Tokenizer | None,
@@ -207,14 +208,9 @@ def _packed(
     if tokenizer is not None:
         _check_vocabulary(tokenizer, input)
     key = TEXT if tokenizer is not None else input.name
-    opened = [
-        [open_records(path, dtype, key) for path in paths]
-        for paths, (_, _, dtype) in zip(files, located, strict=True)
-    ]
-    mixture = Mixture.of(
-        [name for name, _, _ in located], [sum(each.count for each in part) for part in opened], weights
-    )
-    documents = Documents(tuple(file for part in opened for file in part), input, tokenizer)
+    opened = [[open_records(file, part.dtype, key) for file in part.files] for part in parts]
+    mixture = Mixture.of(parts, [sum(each.count for each in records) for records in opened])
+    documents = Documents(tuple(each for records in opened for each in records), input, tokenizer)
     if not any(documents.tokens(number).size for number in range(documents.count)):
         raise UsageError(f"{spec} has no document with tokens")
     identity = {"documents": mixture.counts, "length": input.shape[1], "shuffle": SHUFFLE, **mixture.identity}
@@ -222,13 +218,6 @@ def _packed(
         identity["tokenizer"] = tokenizer.fingerprint
     rows = {"rows": input.rows * accumulate}
     return PackedSource(spec, documents, inputs, accumulate, mixture.order, {**identity, **rows})
-
-
-def _check_text(spec: str, paths: Sequence[str]) -> None:
-    """Raise `UsageError` if a tokenizer is given for files that have no text."""
-    for path in paths:
-        if path.endswith((".npz", ".npy", ".bin")):
-            raise UsageError(f"--tokenizer is for text, and {spec} has arrays or tokens: leave it out")
 
 
 def _check_vocabulary(tokenizer: Tokenizer, input: DataInput) -> None:
@@ -275,18 +264,21 @@ FORMS = (
 
 @attrs.frozen
 class Mixture:
-    """The sources of data with their numbers of examples or documents, and their weights; one source has no weight."""
+    """The sources of data with their numbers of examples or documents; one source has no weight."""
 
-    names: Sequence[str]
+    parts: Sequence[DataPart]
     counts: list[int]
-    weights: list[float]
 
     @classmethod
-    def of(cls, names: Sequence[str], counts: list[int], weights: list[float]) -> Mixture:
+    def of(cls, parts: Sequence[DataPart], counts: list[int]) -> Mixture:
         """Return a mixture. Raises `UsageError` if one of several sources is empty."""
-        if len(names) > 1 and 0 in counts:
-            raise UsageError(f"{names[counts.index(0)]} is empty: leave it out of the mixture")
-        return cls(names, counts, weights)
+        if len(parts) > 1 and 0 in counts:
+            raise UsageError(f"{parts[counts.index(0)].name} is empty: leave it out of the mixture")
+        return cls(parts, counts)
+
+    @property
+    def weights(self) -> list[float]:
+        return [part.weight for part in self.parts]
 
     @property
     def is_single(self) -> bool:
@@ -306,7 +298,7 @@ class Mixture:
             return ExampleOrder(self.counts[0], seed, taken)
         if seed is None:
             raise UsageError(
-                f"an evaluation takes no mixture, which has no end: give {' or '.join(self.names)}"
+                f"an evaluation takes no mixture, which has no end: give {' or '.join(part.name for part in self.parts)}"
             )
         return MixedOrder.of(self.counts, self.weights, seed)
 
@@ -314,8 +306,8 @@ class Mixture:
         """Return the sources with their sizes and shares."""
         whole = sum(self.weights)
         return ", ".join(
-            f"{weight / whole:.1%} of {name} ({count})"
-            for name, count, weight in zip(self.names, self.counts, self.weights, strict=True)
+            f"{part.weight / whole:.1%} of {part.name} ({count})"
+            for part, count in zip(self.parts, self.counts, strict=True)
         )
 
 
@@ -394,8 +386,6 @@ class FileSource:
         return self.mixture.order(seed, self.whole_steps * self.per_step)
 
     def places(self, position: Position, seed: int | None) -> str:
-        import numpy as np
-
         step = position["iterator"]["next_index"] - 1
         numbers = self._order(seed).numbers(step * self.per_step + np.arange(self.per_step))
         return self.examples.places(numbers)
@@ -457,14 +447,10 @@ class Documents:
 
     def _file(self, number: int) -> tuple[Records, int]:
         """Return the file that has a document, and the number of the document there."""
-        import numpy as np
-
         which, within = place_in(np.cumsum([0, *(file.count for file in self.files)]), number)
         return self.files[which], within
 
     def _encoded(self, document: Any, place: str) -> Array:
-        import numpy as np
-
         if isinstance(document, str):
             if self.tokenizer is None:
                 raise UsageError(f"{place} is text: name the file of a tokenizer with --tokenizer")
@@ -559,8 +545,6 @@ class PackedSource:
         return {self.documents.input.name: self.documents.tokens(self._number(order, position))}
 
     def _number(self, order: Order, position: int) -> int:
-        import numpy as np
-
         return int(order.numbers(np.array([position]))[0])
 
     def _step(self, share: Share, step: Mapping[str, Array]) -> dict[str, Array]:
@@ -568,8 +552,6 @@ class PackedSource:
         return {each.name: self._rows(share, each, step[each.name]) for each in self.inputs}
 
     def _rows(self, share: Share, input: DataInput, array: Array) -> Array:
-        import numpy as np
-
         batches = array.reshape(self.accumulate, input.rows, -1)
         rows = batches[:, share.rows(input.name, input.rows)]
         found = input.converted(rows, lambda _: "a packed row")

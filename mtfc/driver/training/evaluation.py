@@ -20,18 +20,17 @@ from mtfc.compiler.analysis.output_weights import with_weights
 from mtfc.compiler.ir.core import Program
 from mtfc.driver.data.inputs import given_parameters
 from mtfc.driver.errors import UsageError, say
-from mtfc.driver.loading.selection import Case, LayoutOnMesh, Resizing, Selection, select
+from mtfc.driver.loading.selection import Case, LayoutOnMesh, Resizing, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import EvalOptions
 from mtfc.driver.running.execution import jax_program
 from mtfc.driver.running.run import weighted_mean
-from mtfc.driver.training.data_interface import DataSource, data_inputs
+from mtfc.driver.training.data_interface import DataSource, UserSource, data_inputs
 from mtfc.driver.training.data_sources import FileSource, check_documents, open_source
-from mtfc.driver.training.hosts import Hosts, Peers, watched_peers
+from mtfc.driver.training.hosts import Hosts, watched_peers
 from mtfc.driver.training.loop import iter_batches
 from mtfc.driver.training.same_run import check_same, facts_of, program_fingerprint
 from mtfc.driver.training.signals import Stop, Stopped
-from mtfc.driver.training.user_data import UserSource
 from mtfc.reports.training_report import EvaluationSummary
 
 if TYPE_CHECKING:
@@ -103,11 +102,9 @@ class DataEvaluation:
     compiled: Event = attrs.field(factory=Event)
 
     @classmethod
-    def of(
-        cls, source: DataSource, most: int | None, selection: Selection, resizing: Resizing, leads: bool
-    ) -> DataEvaluation:
+    def of(cls, source: DataSource, most: int | None, resizing: Resizing, leads: bool) -> DataEvaluation:
         """Return the evaluation on some data. Raises `CompileError`, `UsageError` and `Unavailable`."""
-        program, case = selection.program, selection.case
+        program, case = resizing.selection.program, resizing.selection.case
         rows = 1
         if isinstance(source, FileSource):
             rows = source.examples.dim.size
@@ -214,30 +211,23 @@ def evaluate(options: EvalOptions, sources: Sources) -> EvaluationSummary | None
     check_hosts(selection.case, options.hosts)
     if options.hosts.are_several:
         options.hosts.join(selection.case.mesh.devices)
+    program, case = selection.program, selection.case
     with watched_peers() as peers:
-        found = _evaluated(options, selection, sources, peers)
-    return found if peers.index == 0 else None
-
-
-def _evaluated(
-    options: EvalOptions, selection: Selection, sources: Sources, peers: Peers
-) -> EvaluationSummary:
-    """Evaluate, together with the other processes."""
-    case, leads = selection.case, peers.index == 0
-    given = given_parameters(
-        options.params, options.params_partial, options.seed, selection.program, options.averages
-    )
-    resizing = Resizing(options.file, options.choice, sources, selection)
-    source = open_source(options.data, selection.program, 1, options.tokenizer, True, options.whole_documents)
-    check_documents("--data", source, options.whole_documents)
-    if peers.count > 1:  # before the devices are used: they wait for all processes
-        fingerprint = program_fingerprint(selection.program)
-        text = case.forward_source(selection.program, "jax")
-        check_same(peers.gather(facts_of(options, fingerprint, text, case, {"--data": source})))
-    evaluation = DataEvaluation.of(source, options.batches, selection, resizing, leads)
-    on_devices = evaluation.forward.on_devices
-    params = on_devices.whole_params(on_devices.placed_params(options.seed, given))
-    means = evaluation.means(params, Stop(peers=peers))
-    if not means:
-        raise UsageError(f"model {selection.program.name} has no output with at most one dimension")
-    return EvaluationSummary(means, case.name, dict(case.mesh.axes))
+        given = given_parameters(
+            options.params, options.params_partial, options.seed, program, options.averages
+        )
+        resizing = Resizing(options.file, options.choice, sources, selection)
+        source = open_source(options.data, program, 1, options.tokenizer, True, options.whole_documents)
+        check_documents("--data", source, options.whole_documents)
+        if peers.count > 1:  # before the devices are used: they wait for all processes
+            text = case.forward_source(program, "jax")
+            facts = facts_of(options, program_fingerprint(program), text, case, {"--data": source})
+            check_same(peers.gather(facts))
+        evaluation = DataEvaluation.of(source, options.batches, resizing, peers.index == 0)
+        on_devices = evaluation.forward.on_devices
+        params = on_devices.whole_params(on_devices.placed_params(options.seed, given))
+        means = evaluation.means(params, Stop(peers=peers))
+        if not means:
+            raise UsageError(f"model {program.name} has no output with at most one dimension")
+    summary = EvaluationSummary(means, case.name, dict(case.mesh.axes))
+    return summary if peers.index == 0 else None

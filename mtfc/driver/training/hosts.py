@@ -520,11 +520,9 @@ def _accept(peers: Peers, listener: socket.socket, word: str) -> None:
 
 def _line(connection: socket.socket) -> dict[str, Any]:
     """Return the first message of a connection, which is short and alone."""
-    line = b""
-    while not line.endswith(b"\n") and len(line) < 1000:
-        part = connection.recv(1)
-        if not part:
-            raise OSError("the connection was closed")
-        line += part
+    with connection.makefile("rb", buffering=0) as lines:
+        line = lines.readline(1000)
+    if not line:
+        raise OSError("the connection was closed")
     message = json.loads(line)
     return message if isinstance(message, dict) else {}

@@ -14,8 +14,9 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import numpy as np
 
-from mtfc.backends.common.devices import Unavailable
+from mtfc.backends.common.devices import Unavailable, jax
 from mtfc.compiler.diagnostics import CompileError
 from mtfc.compiler.ir.training import LOSS_SCALE
 from mtfc.compiler.passes.autodiff.loss_scaling import GOOD_STEPS
@@ -95,8 +96,6 @@ def iter_batches(batches: BatchIterator, stop: Stop) -> Iterator[Mapping[str, An
 
 def figures_of(metrics: Mapping[str, Any]) -> dict[str, Figure]:
     """Return the scalars and short vectors among the results of a step, without vectors that are split over processes."""
-    import numpy as np
-
     return {
         name: np.asarray(value, np.float64).tolist()
         for name, value in metrics.items()
@@ -110,8 +109,6 @@ SCALE_AFTER, GOOD_AFTER = "loss_scale after", "good_steps after"
 
 def scale_after(state: TrainState) -> dict[str, Any]:
     """Return copies of the state of a dynamic loss scale, which the next step donates; nothing under a placement."""
-    import jax
-
     found = {SCALE_AFTER: state.optimizer.get(LOSS_SCALE), GOOD_AFTER: state.optimizer.get(GOOD_STEPS)}
     is_whole = all(isinstance(each, jax.Array) for each in found.values())
     return jax.tree.map(jax.numpy.copy, found) if is_whole else {}
@@ -229,11 +226,6 @@ class TrainLoop:
         self.saving.at_end(state, self.position, self.last, self.unevaluated is not None)
 
     @property
-    def ends_evaluated(self) -> bool:
-        """True if the last figures are those of the last step, which has an evaluation if there is any."""
-        return self.last is not None and self.last.number == int(self.state.step)
-
-    @property
     def ends_early(self) -> bool:
         """True if the evaluations have not become better for some time."""
         return self.evaluations is not None and self.evaluations.is_over
@@ -258,8 +250,6 @@ class TrainLoop:
     def _keep(self, batch: Mapping[str, Any]) -> None:
         """Copy the state before a step, if asked: the step donates it."""
         if self.keep_before:
-            import jax
-
             self.before = (jax.tree.map(jax.numpy.copy, self.state), batch)
 
     def _check_state(self, step: int) -> None:

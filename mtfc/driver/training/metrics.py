@@ -24,11 +24,10 @@ import attrs
 from mtfc.backends.common.devices import Unavailable
 from mtfc.compiler.diagnostics import nearest
 from mtfc.compiler.ir.core import Program
-from mtfc.driver.data.files import parsed_json, replace_file
+from mtfc.driver.data.files import parsed_json, replace_file, try_lock
 from mtfc.driver.data.packages import import_package
-from mtfc.driver.errors import UsageError, reason_of, say
+from mtfc.driver.errors import UsageError, raised_as, say
 from mtfc.driver.options import Metric
-from mtfc.driver.training.run_lock import try_lock
 from mtfc.driver.training.user_code import explained, imported_function
 from mtfc.reports.array_summary import finite
 from mtfc.reports.table import listed
@@ -72,7 +71,7 @@ class JsonLines(Sink):
         another run is moved aside. Standard error says both. shown: the path as messages name it. Raises `UsageError` if the file
         cannot be written, or has other lines than those of training, and `Unavailable` if a run under way writes to it.
         """
-        try:
+        with raised_as(UsageError, f"cannot write {path}", OSError, UnicodeDecodeError):
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.is_file() or not path.exists():
                 with _owned(path):
@@ -82,16 +81,12 @@ class JsonLines(Sink):
                     say(f"{shown or path}: the figures of {later} are dropped")
                 return cls(path, _owned(path))
             return cls(path, _pipe(path) if path.is_fifo() else path.open("a", encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"cannot write {path}: {reason_of(error)}") from None
 
     def step(self, step: TrainingStep) -> None:
         """Write a line. Raises `Unavailable` if the disk is full."""
-        try:
+        with raised_as(Unavailable, f"cannot write {self.path}"):
             self.file.write(json.dumps(step.record()) + "\n")
             self.file.flush()
-        except OSError as error:
-            raise Unavailable(f"cannot write {self.path}: {reason_of(error)}") from None
 
     def close(self) -> None:
         with suppress(OSError):  # the part of a line that did not fit
@@ -186,7 +181,7 @@ class TensorBoard(Sink):
         """
         events = import_package("tensorboardX.event_file_writer", "tensorboardX")
         owner = folder / RUN
-        try:
+        with raised_as(UsageError, f"cannot write to {folder}", OSError, UnicodeDecodeError):
             known = owner.read_text("utf-8") if owner.is_file() else ""
             if any(folder.glob("events.out.tfevents.*")) and not (after and known == str(run)):
                 hidden = f", and hides those after step {after}" if after else ""
@@ -199,18 +194,14 @@ class TensorBoard(Sink):
                 start = events.event_pb2.SessionLog.START
                 found._write(step=after + 1, session_log=events.event_pb2.SessionLog(status=start))
             return found
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"cannot write to {folder}: {reason_of(error)}") from None
 
     def step(self, step: TrainingStep) -> None:
         """Write the figures. Raises `Unavailable` if the disk is full."""
         scalar = import_package("tensorboardX.summary", "tensorboardX").scalar
-        try:
+        with raised_as(Unavailable, f"cannot write to {self.folder}"):
             for name, value in step.scalars().items():
                 self._write(step=step.number, summary=scalar(name, value))
             self.writer.flush()
-        except OSError as error:
-            raise Unavailable(f"cannot write to {self.folder}: {reason_of(error)}") from None
 
     def close(self) -> None:
         try:
@@ -355,10 +346,8 @@ class Evaluations:
         if self.path is None:
             return
         finite_means = {each: {k: finite(v) for k, v in of.items()} for each, of in self.found.items()}
-        try:
+        with raised_as(Unavailable, f"cannot write {self.path}"):
             replace_file(self.path, lambda file: file.write(json.dumps(finite_means).encode()))
-        except OSError as error:
-            raise Unavailable(f"cannot write {self.path}: {reason_of(error)}") from None
 
     @property
     def best(self) -> int | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -16,17 +16,17 @@ from mtfc.backends.common import allocator
 from mtfc.backends.common.devices import Unavailable, import_jax
 from mtfc.compiler.diagnostics import Diagnostic
 from mtfc.compiler.ir.core import Program
-from mtfc.driver.data.checkpoint_files import CHECKPOINTS, About
+from mtfc.driver.data.array_files import CHECKPOINTS, About
+from mtfc.driver.data.files import RemoteFolder, cache, is_remote
 from mtfc.driver.data.inputs import draw_batch, given_parameters
-from mtfc.driver.data.remote import RemoteFolder, cache, is_remote
-from mtfc.driver.errors import ERRORS, INTERRUPTED, OK, UsageError, reason_of, say
+from mtfc.driver.errors import ERRORS, INTERRUPTED, OK, UsageError, raised_as, say
 from mtfc.driver.loading.selection import Case, LayoutOnMesh, Resizing, Selection, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import TrainOptions
 from mtfc.driver.running.execution import jax_program
 from mtfc.driver.running.nan_search import StepInputs, cause_in_step
 from mtfc.driver.training.checkpoints import Checkpoints, NotFinite, Saving, kinds, warm_start
-from mtfc.driver.training.data_interface import BatchIterator, DataSource
+from mtfc.driver.training.data_interface import DataSource
 from mtfc.driver.training.data_sources import check_documents, open_source
 from mtfc.driver.training.evaluation import DataEvaluation, check_hosts
 from mtfc.driver.training.hosts import Peers, watched_peers
@@ -47,8 +47,7 @@ from mtfc.driver.training.metrics import (
     figures_in,
     metric_of,
 )
-from mtfc.driver.training.mirror import PARTS, Mirror
-from mtfc.driver.training.run_lock import RunLock
+from mtfc.driver.training.run_folder import PARTS, Mirror, RunLock
 from mtfc.driver.training.same_run import check_same, facts_of, program_fingerprint
 from mtfc.driver.training.signals import Stop, Stopped, sigterm_interrupts, stop_by_signal
 from mtfc.reports.training_report import Prediction, TrainingStep, TrainingSummary
@@ -91,10 +90,10 @@ def train(options: TrainOptions, sources: Sources, to: TextIO | None) -> Finishe
     """
     options.check()
     with sigterm_interrupts():
-        return _train(options, sources, to)
+        return _trained(options, sources, to)
 
 
-def _train(options: TrainOptions, sources: Sources, to: TextIO | None) -> FinishedTraining:
+def _trained(options: TrainOptions, sources: Sources, to: TextIO | None) -> FinishedTraining:
     selection = select(options.file, options.choice, sources, or_placement=True, or_multi_mesh=True)
     program, case = selection.program, selection.case
     check_hosts(case, options.hosts)
@@ -110,7 +109,26 @@ def _train(options: TrainOptions, sources: Sources, to: TextIO | None) -> Finish
     use_compilation_cache()
     remote = RemoteFolder.open(options.folder) if options.folder and is_remote(options.folder) else None
     with watched_peers() as peers, Mirror.open(remote, peers.meet) if remote else nullcontext() as mirror:
-        return Trainer.start(options, selection, sources, predicted, to, peers, mirror).run()
+        leads = peers.index == 0
+        source = _source(options, program, program.training.accumulate, leads)
+        evaluated = None
+        if options.eval:
+            evaluated = open_source(
+                options.eval, program, 1, options.tokenizer, True, options.whole_documents
+            )
+        total, text = _total(options, source), case.source(program, "jax")
+        if peers.count > 1:  # before the devices are used: they wait for all processes
+            data = {"--data": source, "--eval": evaluated}
+            check_same(peers.gather(facts_of(options, program_fingerprint(program), text, case, data)))
+        evaluation = None
+        if evaluated is not None:
+            resizing = Resizing(options.file, options.choice, sources, selection)
+            evaluation = DataEvaluation.of(evaluated, options.eval_batches, resizing, leads)
+        on_devices = jax_program(case, text)
+        trainer = Trainer(
+            options, program, case, predicted, to, on_devices, source, evaluation, total, peers, mirror
+        )
+        return trainer.run()
 
 
 def use_compilation_cache() -> None:
@@ -154,41 +172,6 @@ class Trainer:
     peers: Peers
     mirror: Mirror | None = None
 
-    @classmethod
-    def start(
-        cls,
-        options: TrainOptions,
-        selection: Selection,
-        sources: Sources,
-        predicted: Prediction | None,
-        to: TextIO | None,
-        peers: Peers,
-        mirror: Mirror | None,
-    ) -> Trainer:
-        """Open the data, compare it and the rest with the other processes, and load the program."""
-        program, case = selection.program, selection.case
-        assert program.training is not None
-        leads = peers.index == 0
-        accumulate = program.training.accumulate
-        source = _source(options, program, accumulate, leads)
-        evaluated = None
-        if options.eval:
-            evaluated = open_source(
-                options.eval, program, 1, options.tokenizer, True, options.whole_documents
-            )
-        total, text = _total(options, source), case.source(program, "jax")
-        if peers.count > 1:  # before the devices are used: they wait for all processes
-            data = {"--data": source, "--eval": evaluated}
-            check_same(peers.gather(facts_of(options, program_fingerprint(program), text, case, data)))
-        evaluation = None
-        if evaluated is not None:
-            resizing = Resizing(options.file, options.choice, sources, selection)
-            evaluation = DataEvaluation.of(evaluated, options.eval_batches, selection, resizing, leads)
-        on_devices = jax_program(case, text)
-        return cls(
-            options, program, case, predicted, to, on_devices, source, evaluation, total, peers, mirror
-        )
-
     @property
     def folder(self) -> Path | None:
         """The folder of the run on this machine."""
@@ -203,7 +186,13 @@ class Trainer:
 
     def run(self) -> FinishedTraining:
         """Train, from the last checkpoint if there is one, and save at the end."""
-        options = self.options
+        options, program, training = self.options, self.on_devices, self.program.training
+        assert training is not None
+        adapts, every = training.loss_scale is not None and training.loss_scale.is_dynamic, None
+        if self.evaluation is not None:
+            every = options.eval_every or max(1, self.total // EVALUATIONS)
+        schedule = Schedule(self.total, every, options.skipped, options.bad_steps if adapts else 0)
+        throughput = Throughput.of(program.abstract("inputs"), training.accumulate)
         with ExitStack() as stack:
             checkpoints = stack.enter_context(self._checkpoints()) if options.folder else None
             state, start, about = self._state(checkpoints)
@@ -211,50 +200,34 @@ class Trainer:
             allocator.keep_memory()  # not before: opening a checkpoint gives back what it takes beside the arrays
             first = int(state.step)
             saving = self._saving(checkpoints, first)
-            batches = stack.enter_context(
-                closing(self.source.batches(self.on_devices.share, options.seed, start))
-            )
+            batches = stack.enter_context(closing(self.source.batches(program.share, options.seed, start)))
             stop = stack.enter_context(stop_by_signal(Stop(options.grace, self.peers, saving.standing)))
-            sinks = self._sinks(stack, about, first - (unevaluated is not None))
-            loop = self._loop(state, batches, saving, sinks, unevaluated, stop)
+            after = first - (unevaluated is not None)
+            sinks = [stack.enter_context(closing(each)) for each in self._sinks(about, after)]
+            loop = TrainLoop(
+                program,
+                state,
+                batches,
+                schedule,
+                training.minimize,
+                throughput,
+                self.predicted,
+                partial(self._evaluate, stop),
+                saving,
+                sinks,
+                self._evaluations(first),
+                options.debug_nans,
+                unevaluated=unevaluated,
+            )
             if checkpoints is not None and loop.evaluations is not None and loop.evaluations.keeps:
                 checkpoints.best = loop.evaluations.best
             status = self._train(loop, stop, saving, first)
             cause = self._cause(loop) if status == ERRORS and loop.before is not None else None
-            ended = self._evaluated_at_once(loop, stop) if status == OK and not loop.ends_evaluated else {}
+            is_evaluated = loop.last is not None and loop.last.number == int(loop.state.step)
+            ended = self._evaluated_at_once(loop, stop) if status == OK and not is_evaluated else {}
         mesh = dict(self.case.mesh.axes)
         summary = TrainingSummary(loop.steps, first, self.case.name, mesh, saving.last, ended, saving.best)
         return FinishedTraining(status, summary, self.leads, cause, stop.leaves_thread)
-
-    def _loop(
-        self,
-        state: TrainState,
-        batches: BatchIterator,
-        saving: Saving,
-        sinks: Sequence[Sink],
-        unevaluated: TrainingStep | None,
-        stop: Stop,
-    ) -> TrainLoop:
-        assert self.program.training is not None
-        training, every = self.program.training, None
-        adapts = training.loss_scale is not None and training.loss_scale.is_dynamic
-        if self.evaluation is not None:
-            every = self.options.eval_every or max(1, self.total // EVALUATIONS)
-        return TrainLoop(
-            self.on_devices,
-            state,
-            batches,
-            Schedule(self.total, every, self.options.skipped, self.options.bad_steps if adapts else 0),
-            training.minimize,
-            Throughput.of(self.on_devices.abstract("inputs"), training.accumulate),
-            self.predicted,
-            partial(self._evaluate, stop),
-            saving,
-            sinks,
-            self._evaluations(int(state.step)),
-            self.options.debug_nans,
-            unevaluated=unevaluated,
-        )
 
     def _train(self, loop: TrainLoop, stop: Stop, saving: Saving, first: int) -> int:
         """Run the loop and return the exit status."""
@@ -423,22 +396,16 @@ class Trainer:
         metric = metric_of(keep, self.program)
         return Evaluations.read(metric, early, keep is not None, self.folder, first, self.leads)
 
-    def _sinks(self, stack: ExitStack, about: About | None, after: int) -> list[Sink]:
+    def _sinks(self, about: About | None, after: int) -> Iterator[Sink]:
         """Open the receivers of figures: a profiler in each process, the others in process 0 alone.
 
         about: the checkpoint from which the run goes on. after: the last step whose figures stay.
         """
         options = self.options
-        profiler = [ProfiledSteps(options.profile, *PROFILED)] if options.profile else []
-        sinks = list[Sink]()
-        for sink in (*profiler, *(self._figures(about, after) if self.leads else ())):
-            stack.callback(sink.close)
-            sinks.append(sink)
-        return sinks
-
-    def _figures(self, about: About | None, after: int) -> Iterator[Sink]:
-        """Open the receivers of figures."""
-        options = self.options
+        if options.profile:
+            yield ProfiledSteps(options.profile, *PROFILED)
+        if not self.leads:
+            return
         log = self._log()
         if log is not None:
             remote = f"{self.mirror.remote.url}/{PARTS}" if self.mirror and not options.log else None
@@ -563,10 +530,8 @@ class ProfiledSteps(Sink):
             import_jax().profiler.stop_trace()
         say(f"the profile of {steps} steps is in {self.folder}")
 
-    @contextmanager
-    def _named(self) -> Iterator[None]:
-        try:
-            yield
-        except (RuntimeError, ValueError, OSError) as error:  # JAX says RESOURCE_EXHAUSTED for a full disk
-            reason = reason_of(error).partition("\n")[0]
-            raise Unavailable(f"cannot write a profile to {self.folder}: {reason}") from None
+    def _named(self) -> AbstractContextManager[None]:
+        what = f"cannot write a profile to {self.folder}"
+        return raised_as(
+            Unavailable, what, RuntimeError, ValueError, OSError
+        )  # RESOURCE_EXHAUSTED: a full disk

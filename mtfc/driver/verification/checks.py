@@ -66,16 +66,6 @@ class Remade:
         return found
 
 
-@attrs.frozen
-class _Done:
-    """The end of a check."""
-
-
-@attrs.frozen
-class _Unknown:
-    """A child cannot make the checks: an argument has a class that only the caller's process defines."""
-
-
 def seconds_for(elements: int) -> float:
     """Return the time of a check of a program whose values have so many elements."""
     return LEAST_SECONDS + elements / PER_SECOND
@@ -127,22 +117,19 @@ def _results_of(
         left = float("inf") if until is None else until - monotonic()
         seconds = check.seconds if until is None else left
         with doing(check.what):
-            message = child.message(seconds, until is not None) if left > 0 else None
-        if isinstance(message, _Done):
+            kind, value = child.message(seconds, until is not None) if left > 0 else LATE
+        if kind == "done":
             number += 1
-        elif isinstance(message, _Unknown):
+        elif kind == "unknown":
             yield from results_here(checks)
             return len(checks)
-        elif isinstance(message, BaseException):
-            raise message
-        elif isinstance(message, _Death):
-            yield attrs.evolve(check.blank, failed=message.reason)
-            return number + 1
-        elif message is not None:
-            yield message[0]
-        elif until is None:
-            reason = f"did not end in {seconds:.0f} s: a budget gives more time"
-            yield attrs.evolve(check.blank, failed=reason)
+        elif kind == "error":
+            raise value
+        elif kind == "result":
+            yield value
+        elif kind == "death" or until is None:
+            late = f"did not end in {seconds:.0f} s: a budget gives more time"
+            yield attrs.evolve(check.blank, failed=late if value is None else value)
             return number + 1
         else:
             reason = f"the budget of {budget:g} s is over"
@@ -151,11 +138,12 @@ def _results_of(
     return number
 
 
-@attrs.frozen
-class _Death:
-    """The end of a child that has not sent all results."""
+LATE: tuple[str, Any] = ("late", None)
+"""The message of a child that has said nothing in time.
 
-    reason: str
+The others have a `result`, or say that a check is `done`, that it has raised an `error`, why the child has met its `death`, or
+that the checks are `unknown` to the child: an argument has a class that only the caller's process defines.
+"""
 
 
 @attrs.frozen
@@ -186,8 +174,8 @@ class _Child:
             connection.send((remade, first))
         return cls(process, connection, printed)
 
-    def message(self, seconds: float, is_strict: bool) -> Any:
-        """Return the next message, or the child's death; None if there is none in time.
+    def message(self, seconds: float, is_strict: bool) -> tuple[str, Any]:
+        """Return the next message, or the child's death; `LATE` if there is none in time.
 
         On a loaded machine a child gets the seconds as processor time, in at most ten times as long; a strict limit is one of the
         clock.
@@ -196,13 +184,14 @@ class _Child:
         while not self.connection.poll(seconds / 10):
             passed, used = monotonic() - began, self._processor_seconds() - processor
             if passed >= seconds and (is_strict or used >= seconds or passed >= 10 * seconds):
-                return None
+                return LATE
         try:
-            return self.connection.recv()
+            message: tuple[str, Any] = self.connection.recv()
+            return message
         except (EOFError, OSError):
             status = self.process.wait()
             self.printed.seek(0)
-            return _Death(_reason(status, self.printed.read().decode("utf-8", "replace")))
+            return "death", _reason(status, self.printed.read().decode("utf-8", "replace"))
 
     def _processor_seconds(self) -> float:
         """Return the processor time of the child; where a system does not say it, the time of the clock."""
@@ -247,15 +236,15 @@ def serve(number: int) -> None:
     try:
         remade, first = connection.recv()
     except (AttributeError, ImportError):
-        return _send(connection, _Unknown())
+        return _send(connection, "unknown")
     Thread(target=_end_with_caller, args=(connection,), daemon=True).start()
     try:
         for check in remade.checks()[first:]:
             for result in check.run():
-                _send(connection, (result,))
-            _send(connection, _Done())
+                _send(connection, "result", result)
+            _send(connection, "done")
     except BaseException as error:
-        _send(connection, error)
+        _send(connection, "error", error)
 
 
 def _end_with_caller(connection: Connection) -> None:
@@ -265,10 +254,10 @@ def _end_with_caller(connection: Connection) -> None:
     os._exit(1)
 
 
-def _send(connection: Connection, message: Any) -> None:
+def _send(connection: Connection, kind: str, value: Any = None) -> None:
     try:
-        text = pickle.dumps(message)
+        text = pickle.dumps((kind, value))
         pickle.loads(text)
     except Exception:  # an exception with arguments of its own
-        text = pickle.dumps(RuntimeError(f"{type(message).__name__}: {message}"))
+        text = pickle.dumps(("error", RuntimeError(f"{type(value).__name__}: {value}")))
     connection.send_bytes(text)

@@ -1,23 +1,44 @@
-"""The exact check of a model's layouts, for `mtfc verify`: see `backends/exact/check.py`."""
+"""The exact check of layouts, for `mtfc verify`, at the program's own sizes and for every size: see `backends/exact/check.py`.
+
+For every size a program is checked at small sizes, and at its own its equations are the same but for numbers. The compiler runs
+once, on the program whose sizes are twins (`ir/twins.py`): each number of the program knows the numbers that take its place in
+smaller programs. Every decision of a pass is that of the program, by its sizes. So the smaller programs of one processor have the
+program's own equations, operands, layouts and collectives, and their numbers come from the same arithmetic. The verifier of the
+IR accepts them, and the exact check runs on them: two programs, with other sizes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from math import lcm
 from typing import TYPE_CHECKING, Any
+
+import attrs
 
 from mtfc.backends.exact.check import ExactReference, ExactResult, computed_elements
 from mtfc.backends.exact.residues import NotExact
 from mtfc.compiler.activity import doing, each_of
-from mtfc.compiler.ir.core import Program
+from mtfc.compiler.analysis.small_sizes import Shrinking, SmallSizes, small_sizes
+from mtfc.compiler.ir.builder import VerifyError
+from mtfc.compiler.ir.core import Equation, Function, Program, Value
+from mtfc.compiler.ir.opdef import OpError
+from mtfc.compiler.ir.resizing import Renumbering, smaller_program
+from mtfc.compiler.ir.twins import plain, smaller, twin
+from mtfc.compiler.ir.types import Dim, Layout
+from mtfc.compiler.ir.verifier import verify
 from mtfc.compiler.passes.fuse_attention import FuseAttention
 from mtfc.compiler.passes.pass_base import Pass
 from mtfc.driver.data.inputs import draw_batch
+from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
 from mtfc.driver.loading.placement_case import PlacementCase
-from mtfc.driver.loading.selection import LayoutOnMesh
+from mtfc.driver.loading.selection import LayoutOnMesh, say_left_out, select, select_models
+from mtfc.driver.loading.sources import Sources
+from mtfc.driver.options import VerifyOptions
 from mtfc.driver.running.execution import without_warnings
 from mtfc.driver.verification.reference import run_placed
-from mtfc.driver.verification.results import ExactCase
+from mtfc.driver.verification.results import ExactCase, SizeClaim, SizesCase, Verified
 
 if TYPE_CHECKING:
     from mtfc.meshes.multi_mesh_program import MultiMeshProgram
@@ -117,3 +138,190 @@ def exact_lowered(program: Program, lowered: Program, given: Mapping[str, Any], 
 def elements(program: Program) -> int:
     """Return the number of elements of all values of `forward`, each iteration of a loop counted."""
     return computed_elements(program.function("forward").body)
+
+
+# Every size
+
+BASES = (2, 3)
+"""The least size of a dimension and of a mesh axis in each of the smaller programs."""
+
+DRAWS, FEW_ELEMENTS = 4, 1 << 16
+"""The draws for a small program, and the number of elements up to which it has them all."""
+
+WAYS = (
+    Shrinking(),
+    Shrinking(means=False),
+    Shrinking(factor=2),
+    Shrinking(factor=4),
+    Shrinking(axes=False),
+    Shrinking(axes=False, means=False),
+    Shrinking(axes=False, dims=False),
+)
+"""The ways to make sizes small, in turn, until the check finds no difference. The last one keeps all sizes."""
+
+NO_SIZES = (VerifyError, OpError, ArithmeticError, IndexError, ValueError)
+"""The errors of equations, and of a module of NumPy, that have no meaning at the small sizes."""
+
+MOST_PROCESSORS = 64
+"""The number of processors up to which a mesh may keep its axes."""
+
+
+@attrs.frozen
+class SmallPrograms:
+    """A program and its layout with twins for sizes, and the small programs of one processor.
+
+    whole: the program of one processor, with twins. sizes, lowered: in order of `BASES`.
+    """
+
+    program: Program
+    case: LayoutOnMesh
+    whole: Program
+    sizes: tuple[SmallSizes, ...]
+    lowered: tuple[Program, ...]
+
+
+def small_programs(
+    program: Program, case: LayoutOnMesh, how: Shrinking = WAYS[0], of: str = BOTH
+) -> SmallPrograms:
+    """Compile a program once, and return it at small sizes. Raises an error of `NO_SIZES` if equations have no meaning there."""
+    sizes = tuple(small_sizes(program, case.mesh, case.layout, base, how) for base in BASES)
+    paired, on_twins = with_twins(program, case, sizes, how.means and how.dims)
+    whole = on_twins.lower(paired, of=of)
+    found = tuple(smaller_program(whole, i) for i in range(len(sizes)))
+    for each in found:
+        verify(each, "lowered")
+    return SmallPrograms(paired, on_twins, whole, sizes, found)
+
+
+def with_twins(
+    program: Program, case: LayoutOnMesh, sizes: Sequence[SmallSizes], accumulates_less: bool
+) -> tuple[Program, LayoutOnMesh]:
+    """Return a program and its layout whose sizes are twins. accumulates_less: make accumulated micro-batches few, too."""
+    dims = {
+        name: Dim(name, twin(dim.size, tuple(each.dims[name] for each in sizes)))
+        for name, dim in program.dims.items()
+    }
+    axes = tuple(
+        (name, twin(size, tuple(each.axes[name] for each in sizes))) for name, size in case.mesh.axes
+    )
+
+    def attributes(eqn: Equation) -> Mapping[str, Any]:
+        found = dict(eqn.attrs)
+        for key, value in eqn.attrs.items():
+            if (eqn, key) in sizes[0].numbers:
+                found[key] = twin(value, tuple(each.numbers[eqn, key] for each in sizes))
+        return found
+
+    resized = Renumbering(lambda dim: dims[dim.name], lambda number: number, attributes)(program)
+    training = resized.training
+    if training is not None and accumulates_less:
+        small = tuple(min(base, training.accumulate) for base in BASES)
+        training = attrs.evolve(training, accumulate=twin(training.accumulate, small))
+    mesh = attrs.evolve(case.mesh, axes=axes)
+    case = attrs.evolve(case, mesh=mesh, layout=_layout(case.layout, sizes))
+    return attrs.evolve(resized, training=training), case
+
+
+def _layout(layout: Layout, sizes: Sequence[SmallSizes]) -> Layout:
+    pipelines = []
+    for each in layout.pipelines:
+        small = [every.pipelines[each] for every in sizes]
+        micro_batches = twin(each.micro_batches, tuple(one.micro_batches for one in small))
+        chunks = twin(each.chunks, tuple(one.chunks for one in small))
+        pipelines.append(attrs.evolve(each, micro_batches=micro_batches, chunks=chunks))
+    return attrs.evolve(layout, pipelines=tuple(pipelines))
+
+
+def references(found: SmallPrograms, seed: int, derives: bool = True) -> Iterator[ExactReference]:
+    """Yield the undistributed program at the sizes of each small program: with several draws, as few numbers may hide a fault."""
+    for i in range(len(found.lowered)):
+        small = smaller_program(found.program, i)
+        resized = partial(smaller_program, which=i)
+        attention = attention_passes([found.case]) if derives else ()
+        draws = range(DRAWS) if elements(small) <= FEW_ELEMENTS else (i,)
+        yield ExactReference(found.program, {}, seed, draws, derives, attention, resized)
+
+
+def checked_sizes(program: Program, case: LayoutOnMesh, seed: int, derives: bool = True) -> SizesCase:
+    """Return the exact check of a layout for every size. derives: see `ExactReference`.
+
+    Each way of making sizes small makes a family of programs that has the program as a member. One family in which the small ones
+    agree is enough.
+    """
+    found: list[SizesCase] = []
+    for how in WAYS:
+        if (how.axes or case.mesh.devices <= MOST_PROCESSORS) and (how.dims or elements(program) <= QUICK):
+            found.append(_checked(program, case, how, seed, derives))
+            if found[-1].ok:
+                return found[-1]
+    return next((each for each in found if each.wrong), found[0])
+
+
+def _checked(program: Program, case: LayoutOnMesh, how: Shrinking, seed: int, derives: bool) -> SizesCase:
+    wrong, results = list[str](), list[ExactResult]()
+    blank = SizesCase(program.name, case.name)
+    try:
+        found = small_programs(program, case, how, BOTH if derives else "step")
+        if any(elements(smaller_program(found.program, i)) > LARGEST for i in range(len(BASES))):
+            return attrs.evolve(blank, skipped="its small sizes are too large: reduce sizes with --dim")
+        for reference, lowered in zip(references(found, seed, derives), found.lowered, strict=True):
+            with doing(f"exact check at small sizes of layout {case.name}"):
+                wrong += [f"gradient {name}" for name in (reference.wrong_gradients() if derives else ())]
+                results.append(reference.compare(lowered))
+    except NotExact as error:
+        return attrs.evolve(blank, skipped=without_meaning(error))
+    except NO_SIZES as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        return attrs.evolve(blank, skipped=f"no small sizes fit its equations: {reason}")
+    wrong += [name for each in results for name in each.wrong]
+    counts = (sum(each.elements for each in results), sum(each.not_judged for each in results))
+    return attrs.evolve(blank, found=ExactResult((*dict.fromkeys(wrong),), *counts), sizes=_claims(found))
+
+
+def _claims(found: SmallPrograms) -> Mapping[str, SizeClaim]:
+    """Return for each dimension and mesh axis the sizes that the check speaks for."""
+    parts: dict[str, int] = {}
+    for value in (value for each in found.whole.functions for value in _values(each)):
+        for dim, axes in zip(value.type.dims, value.type.splits, strict=True):
+            parts[dim.name] = lcm(parts.get(dim.name, 1), plain(found.case.mesh.size(axes)))
+    sizes = {name: (dim.size, parts[name]) for name, dim in found.program.dims.items() if name in parts}
+    sizes |= {f"mesh axis {name}": (size, 1) for name, size in found.case.mesh.axes}
+    count = range(len(found.lowered))
+    return {
+        name: SizeClaim(plain(size), multiple, tuple(smaller(size, i) for i in count))
+        for name, (size, multiple) in sizes.items()
+    }
+
+
+def _values(function: Function) -> Iterator[Value]:
+    for argument in function.arguments:
+        yield argument.value
+    for eqn in function.body:
+        yield from eqn.results
+        for region in eqn.regions:
+            yield from _values(region)
+
+
+def verify_all_sizes(
+    options: VerifyOptions, sources: Sources, show: Callable[[SizesCase], object] = lambda _: None
+) -> Verified:
+    """Check all layouts of a file's models, or of a function of JAX, for every size. Raises `CompileError` and `UsageError`."""
+    choice, cases = options.choice, list[SizesCase]()
+    for name in ("data", "params", "dtype"):
+        if getattr(options, name) is not None:
+            raise UsageError(
+                f"--{name} has no meaning with --all-sizes, which draws arrays of residues at small sizes"
+            )
+    is_one = choice.source is not None or choice.model or choice.settings
+    selections = (
+        [select(options.file, choice, sources, every_layout=True, or_multi_mesh=choice.source is None)]
+        if is_one
+        else select_models(options.file, choice, sources)
+    )
+    with without_warnings():
+        for selection in selections:
+            say_left_out(selection, "--all-sizes leaves out", "`mtfc verify` without it compares them")
+            for case in each_of(selection.cases, "layout"):
+                cases.append(checked_sizes(selection.program, case, options.seed, choice.source is None))
+                show(cases[-1])
+    return Verified(cases)

@@ -31,9 +31,8 @@ from mtfc.driver.data.inputs import Batches, draw_batch, read_batches, stacked
 from mtfc.driver.loading.selection import ONE_DEVICE, UNDISTRIBUTED, Case, LayoutOnMesh
 from mtfc.driver.options import VerifyOptions
 from mtfc.driver.running.execution import Session, load, loaded, source
-from mtfc.driver.verification.agreement import Expected, Limits
+from mtfc.driver.verification.agreement import Expected, InfinityMarks, Limits, OtherRounding, OverflowMarks
 from mtfc.driver.verification.results import NOUNS, Compared, Comparison, Part, worst
-from mtfc.driver.verification.roundings import InfinityMarks, OtherRounding, OverflowMarks
 from mtfc.driver.verification.special_numbers import KINDS, SpecialDraw, has_convolution, special_draws
 
 if TYPE_CHECKING:

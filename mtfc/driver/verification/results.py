@@ -64,13 +64,8 @@ class CheckResult:
 
     def record(self) -> dict[str, Any]:
         """Return the JSON record."""
-        return {
-            "model": self.model,
-            "ok": self.ok,
-            "skipped": self.skipped,
-            "failed": self.failed,
-            "wrong": list(self.wrong),
-        }
+        own = {name: getattr(self, name) for name in ("model", "ok", "skipped", "failed")}
+        return {**own, "wrong": list(self.wrong)}
 
 
 # The exact check
@@ -235,9 +230,9 @@ class CaseResult(CheckResult):
     """The comparison of a layout on a backend with the undistributed program.
 
     compared: comparisons in the dtypes of the file, or in the dtype that was asked for. wide: the same in f64, if that is another
-    dtype. special: comparisons with special numbers in an argument, by a text that says which. draws: the number of inputs with
-    special numbers. sums: pending sums that are completed in a wrong dtype. not_finite: the results with a NaN or an infinity in
-    the undistributed program. without_numbers: those that have no finite number.
+    dtype. special: comparisons with special numbers in an argument, by a text that says which. sums: pending sums that are
+    completed in a wrong dtype. not_finite: the results with a NaN or an infinity in the undistributed program. without_numbers:
+    those that have no finite number.
     """
 
     mesh: Mesh
@@ -246,7 +241,6 @@ class CaseResult(CheckResult):
     compared: Compared = attrs.field(factory=dict)
     wide: Compared = attrs.field(factory=dict)
     special: Mapping[str, Compared] = attrs.field(factory=dict)
-    draws: int = 0
     sums: tuple[str, ...] = ()
     not_finite: tuple[str, ...] = ()
     without_numbers: tuple[str, ...] = ()
@@ -300,16 +294,10 @@ class CaseResult(CheckResult):
 
     def record(self) -> dict[str, Any]:
         wrong = {what: _compared_json(each) for what, each in self.special.items() if any(_faulty(each))}
-        return {
-            **super().record(),
-            "layout": self.layout.name,
-            "mesh": dict(self.mesh.axes),
-            "backend": self.backend,
-            "not_finite": list(self.not_finite),
-            **_compared_json(self.compared),
-            "f64": _compared_json(self.wide),
-            "special": {"draws": self.draws, "wrong": wrong},
-        }
+        case = {"layout": self.layout.name, "mesh": dict(self.mesh.axes), "backend": self.backend}
+        own = {**super().record(), **case, "not_finite": list(self.not_finite)}
+        compared = {**_compared_json(self.compared), "f64": _compared_json(self.wide)}
+        return {**own, **compared, "special": {"draws": len(self.special), "wrong": wrong}}
 
 
 def _arrays(compared: Compared) -> Iterator[tuple[Part, str, Comparison]]:
@@ -327,12 +315,7 @@ def _compared_json(compared: Compared) -> dict[str, Any]:
 
 def _arrays_json(arrays: Mapping[str, Comparison]) -> dict[str, Any]:
     return {
-        name: {
-            "error": finite(each.error),
-            "scale": each.scale,
-            "bound": finite(each.bound),
-            "fault": each.fault,
-        }
+        name: {**attrs.asdict(each), "error": finite(each.error), "bound": finite(each.bound)}
         for name, each in arrays.items()
     }
 

@@ -17,7 +17,7 @@ from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.types import FLOATS
 from mtfc.driver.data.array_files import Array, Arrays
 from mtfc.driver.data.inputs import index_bound
-from mtfc.driver.verification.roundings import limits_of
+from mtfc.driver.verification.agreement import limits_of
 
 KINDS: Mapping[str, Callable[[Any], Any]] = {
     "mixed": lambda x: x,

@@ -12,20 +12,28 @@ A case runs in the dtypes of its file and in f64, where hardly anything is round
 It also runs with special numbers: NaN, infinities, ties and indices out of range (`special_numbers.py`).
 
 A model that asks for `training` is compared in both modes: gradients in training, `forward` outside of training.
+
+The dtype of each pending sum is checked where a collective completes it. Sums of f16 overflow where those of f32 do not, so f16
+terms are sent in f32. The gradient of a parameter is summed in the dtype that `reduce` states (`docs/precision.md`). Terms in
+bf16 may be rounded before they are sent (decision 34).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
+from itertools import product
 from typing import Any
 
 import attrs
 import numpy as np
 
 from mtfc.backends.registry import BACKENDS
-from mtfc.compiler.ir.core import Program, walk
-from mtfc.compiler.ir.types import FLOATS
+from mtfc.compiler.ir.core import Equation, Function, Program, Value, walk
+from mtfc.compiler.ir.loops import region_of
+from mtfc.compiler.ir.opdef import no_flops
+from mtfc.compiler.ir.ops import OPS, has_trait
+from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES
 from mtfc.compiler.passes.mixed_precision import everything_in
 from mtfc.driver.data.array_files import Arrays
 from mtfc.driver.data.inputs import given_parameters
@@ -36,8 +44,7 @@ from mtfc.driver.loading.sources import Sources, known_as
 from mtfc.driver.options import VerifyOptions
 from mtfc.driver.running.execution import without_warnings
 from mtfc.driver.verification import checks
-from mtfc.driver.verification.all_sizes import verify_all_sizes
-from mtfc.driver.verification.exact_cases import elements, exact_cases
+from mtfc.driver.verification.exact_cases import elements, exact_cases, verify_all_sizes
 from mtfc.driver.verification.reference import CaseModules, Reference, in_wide_numbers, jax_gradients
 from mtfc.driver.verification.results import (
     CaseResult,
@@ -49,7 +56,6 @@ from mtfc.driver.verification.results import (
 )
 from mtfc.driver.verification.special_numbers import KINDS, fewest
 from mtfc.driver.verification.step_check import checked_step
-from mtfc.driver.verification.sum_dtypes import wrong_sums
 
 MOST_ELEMENTS = 1 << 33
 """Number of elements, over all values of a model, up to which it is verified: hours."""
@@ -157,7 +163,7 @@ class VerifiedModel:
         program, dtype = self.selection.program, self.options.dtype
         return everything_in(program, dtype) if dtype else program
 
-    @cached_property
+    @property
     def reference(self) -> Reference:
         """The model in the dtypes of the file, or in the one that was asked for."""
         return self._reference_and_kind[0]
@@ -180,62 +186,56 @@ class VerifiedModel:
         whole = {name: _in_f64(array) for name, array in self.given.items()}
         return Reference.of(everything_in(program, "f64"), whole, self.options, self._reference_and_kind[1])
 
-    @property
-    def _seconds(self) -> float:
-        return checks.seconds_for(elements(self.selection.program))
-
     def exact_check(self) -> checks.Check:
         """Return the exact check of the gradients, of each layout and of each placement."""
-        selection = self.selection
+        selection, seed = self.selection, self.options.seed
 
         def run() -> Iterator[CheckResult]:
-            program, placements = selection.program, _placements(selection)
-            with without_warnings():
-                yield from exact_cases(
-                    program, selection.cases, self.options.seed, selection.multi_mesh, placements
-                )
+            placements = _placements(selection)
+            return exact_cases(selection.program, selection.cases, seed, selection.multi_mesh, placements)
 
-        blank = ExactCase(self.name, "exact check")
-        return checks.Check(f"exact check of {self.name}", run, blank, self._seconds)
+        return self._check(f"exact check of {self.name}", ExactCase(self.name, "exact check"), run)
 
     def step_check(self, sources: Sources) -> checks.Check:
         """Return the comparison of the training step with the `train` block of the file."""
-        options, file = self.options, known_as(self.options.file)
+        choice, file = self.options.choice, known_as(self.options.file)
 
         def run() -> Iterator[CheckResult]:
-            with without_warnings():
-                reference = self.wide or self.reference
-                yield checked_step(
-                    reference, file, sources.texts[file], options.choice, self.selection.module.scope
-                )
+            scope = self.selection.module.scope
+            yield checked_step(self.wide or self.reference, file, sources.texts[file], choice, scope)
 
-        return checks.Check(f"training step of {self.name}", run, StepCase(self.name), self._seconds)
+        return self._check(f"training step of {self.name}", StepCase(self.name), run)
 
     def float_checks(self) -> Iterator[checks.Check]:
         """Yield a check of each layout on each backend, those of several meshes too, and of each placement."""
-        for case in _cases(self.selection):
-            for backend in self.backends:
-                yield self._check(case, backend)
+        for case, backend in product(_cases(self.selection), self.backends):
+            blank = CaseResult(self.name, case.mesh, case.layout, backend)
+            run = partial(self._results, case, blank)
+            yield self._check(f"{self.name}: {case.name} on {backend}", blank, run, backend)
         if "jax" in self.backends:
             what = f"the gradients of {self.name} in JAX"
-            yield checks.Check(what, self._jax_gradients, JaxGradients(self.name), self._seconds)
+            yield self._check(what, JaxGradients(self.name), self._jax_gradients, "jax")
 
-    def _check(self, case: Case, backend: str) -> checks.Check:
-        blank = CaseResult(self.name, case.mesh, case.layout, backend)
+    def _check(
+        self, what: str, blank: CheckResult, run: Callable[[], Iterator[CheckResult]], backend: str = "numpy"
+    ) -> checks.Check:
+        """Return a check of a model. run: yields its results."""
 
-        def run() -> Iterator[CheckResult]:
+        def results() -> Iterator[CheckResult]:
             if backend == "jax":
                 self.start_jax()
             with without_warnings():
-                yield self._result(case, blank)
+                yield from run()
 
-        return checks.Check(f"{self.name}: {case.name} on {backend}", run, blank, self._seconds)
+        return checks.Check(what, results, blank, checks.seconds_for(elements(self.selection.program)))
 
     def _jax_gradients(self) -> Iterator[CheckResult]:
         """Compare the reference's gradients with those of JAX, in f64."""
-        self.start_jax()
-        with without_warnings(), in_wide_numbers("jax"):
+        with in_wide_numbers("jax"):
             yield JaxGradients(self.name, jax_gradients(self.wide or self.reference))
+
+    def _results(self, case: Case, blank: CaseResult) -> Iterator[CheckResult]:
+        yield self._result(case, blank)
 
     def _result(self, case: Case, blank: CaseResult) -> CaseResult:
         backend = blank.backend
@@ -253,13 +253,8 @@ class VerifiedModel:
             special = dict(self.reference.compared_in_special(modules, backend))
         with in_wide_numbers(backend):
             wide = self.wide.compared(CaseModules.of(case, self.wide, backend)) if self.wide else {}
-        found: dict[str, Any] = {
-            "compared": compared,
-            "wide": wide,
-            "special": special,
-            "draws": len(special),
-        }
-        return attrs.evolve(blank, **found, sums=sums, **self._numberless)
+        found = attrs.evolve(blank, compared=compared, wide=wide, special=special, sums=sums)
+        return attrs.evolve(found, **self._numberless)
 
     @cached_property
     def _numberless(self) -> Mapping[str, Any]:
@@ -300,3 +295,51 @@ def _start_jax(cases: Sequence[Case]) -> None:
     reserve(
         max((case.mesh.devices for case in cases if case.mesh.devices <= MOST_VIRTUAL_DEVICES), default=1)
     )
+
+
+# The dtypes of sums
+
+
+def wrong_sums(program: Program) -> Iterator[str]:
+    """Yield a text for each pending sum of a lowered program that is completed in a wrong dtype."""
+    asked = program.training.reduce if program.training else None
+    for function in program.functions:
+        for eqn in filter(_completes, walk(function.body)):
+            if asked != "f16":
+                yield from (f"sum {v.name} in f16" for v in eqn.operands if v.type.local_dtype == "f16")
+        if function.name == "step" and asked is not None:
+            for eqn in _sums_of_gradients(function):
+                narrow = (v for v in eqn.operands if ITEM_BYTES[v.type.local_dtype] < ITEM_BYTES[asked])
+                yield from (f"sum {v.name} in {v.type.dtype}, and not in {asked}" for v in narrow)
+
+
+def _completes(eqn: Equation) -> bool:
+    """True for a collective that completes a pending sum of floats."""
+    first, result = (eqn.operands or eqn.results)[0].type, eqn.results[0].type
+    is_sum = first.reduction == "sum" and len(result.pending) < len(first.pending)
+    return has_trait(eqn, "placement") and is_sum and first.dtype in FLOATS
+
+
+def _sums_of_gradients(step: Function) -> Iterator[Equation]:
+    """Yield the collectives that complete gradients: those between a dot or sum of the backward pass and the update."""
+    made = {value: eqn for eqn in walk(step.body) for value in eqn.results}
+    waiting = [v for eqn in step.body if eqn.stage == "update" for v in eqn.operands]
+    seen = set[Value]()
+    while waiting:
+        value = waiting.pop()
+        eqn = made.get(value)
+        if eqn is None or eqn.stage == "forward" or value in seen:
+            continue
+        seen.add(value)
+        if eqn.regions:
+            waiting.append(region_of(eqn).outputs[eqn.results.index(value)].value)
+        elif _hands_on(eqn):
+            waiting += eqn.operands
+            if _completes(eqn):
+                yield eqn
+
+
+def _hands_on(eqn: Equation) -> bool:
+    """True for a collective, a cast, an addition, or an op that only moves elements."""
+    moves = OPS[eqn.op].flops is no_flops and bool(eqn.operands)
+    return moves or has_trait(eqn, "cast", "add", "placement")
