@@ -13,7 +13,7 @@ import attrs
 from mtfc.compiler.cost.device_graph import Machine
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import bytes_text
-from mtfc.compiler.ir.types import Layout, Mesh
+from mtfc.compiler.ir.types import RECOMPUTED, Layout, Mesh
 from mtfc.compiler.search.found import IN_BYTES, Found, Objective, Price, value_of
 from mtfc.compiler.search.global_layouts.layout_space import space_of
 from mtfc.compiler.search.idle_axes import idle_axes, idle_note
@@ -71,11 +71,6 @@ class LayoutSearchResult:
         return self.pricer(self.found.mesh, self.found.layout)
 
     @property
-    def is_recomputed(self) -> bool:
-        """True if the result fits only if the backward pass computes values again."""
-        return self.pricer.must_recompute(self.found.mesh, self.found.layout)
-
-    @property
     def compared(self) -> dict[str, Price]:
         """The prices of the layouts to compare with."""
         return {name: self.pricer(*each) for name, each in self.others.items()}
@@ -121,7 +116,7 @@ class LayoutSearchResult:
             "bytes_sent": price.sent,
             "objective_bytes": None if in_seconds else round(found.objective),
             "memory_per_device": _memory(price, self),
-            "recomputed": self.is_recomputed,
+            "recomputed": bool(found.layout.forms.recompute),
             "baselines": {name: self.seconds_of(each) for name, each in self.compared.items()},
             "overlapping_seconds": price.seconds,
             "nothing_split": why_whole(self),
@@ -173,10 +168,8 @@ class LayoutSearchResult:
             f"Memory is that of one device, which has {bytes_text(int(hardware.device.memory))}. In a step, communication "
             f"overlaps with independent computation. {COMPARED[self.objective]}"
         ]
-        if self.is_recomputed:
-            notes.append(
-                f"note: this layout fits with `--memory {hardware.name}`, which computes values again"
-            )
+        if (limit := found.layout.forms.recompute) and limit not in RECOMPUTED:
+            notes.append(f"note: this layout fits with `recompute: {limit}`, which computes values again")
         training = self.program.training
         if training is not None and training.accumulate > 1:
             notes.append(
@@ -281,13 +274,13 @@ def _loop_forms(result: LayoutSearchResult) -> str:
     """Return what sums after loops and unrolled loops save, or an empty text where the layout has neither."""
     found = result.found
     forms = found.layout.forms
-    if forms == forms.without_loop_forms or result.objective != "serial":
-        return ""
-    plain = attrs.evolve(found.layout, forms=forms.without_loop_forms)
-    before = result.pricer(found.mesh, plain).seconds
-    less = 100 * (1 - over(result.price.seconds, before))
     parts = ["sums after loops"] if forms.sums == "after" else []
     parts += [f"{forms.unroll} iterations of a loop in one"] if forms.unroll > 1 else []
+    if not parts or result.objective != "serial":
+        return ""
+    plain = attrs.evolve(found.layout, forms=attrs.evolve(forms, sums="inside", unroll=1))
+    before = result.pricer(found.mesh, plain).seconds
+    less = 100 * (1 - over(result.price.seconds, before))
     return f" With {' and '.join(parts)}, the step with overlap takes {less:.2g}% less."
 
 

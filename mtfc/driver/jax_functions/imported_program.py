@@ -22,7 +22,7 @@ from mtfc.driver.errors import UsageError, in_python, public
 from mtfc.driver.jax_functions.plan import Plan, fingerprint, machine, read_plan
 from mtfc.driver.jax_functions.xla_faults import met_faults
 from mtfc.driver.loading.layout_targets import layout_targets
-from mtfc.driver.loading.memory_limit import limit_of
+from mtfc.driver.loading.memory_limit import limit_of, written_limit
 from mtfc.driver.loading.selection import ONE_DEVICE, LayoutOnMesh
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.values import (
@@ -117,9 +117,9 @@ class ImportedProgram:
         memory: the memory of a device, such as "80GiB", or a machine; the backward pass of `plan.step` computes values again that
         would not fit. Raises `CompileError` for an illegal layout, and for dimensions that the program lacks.
         """
-        limit = limit_of(memory_option(memory), {})
-        case = attrs.evolve(self._case(layout_option(layout), mesh_option(mesh)), limit=limit)
-        return Plan(self.imported, case, self.function)
+        case = self._case(layout_option(layout), mesh_option(mesh))
+        limit = limit_of(memory_option(memory), {}, case.layout)
+        return Plan(self.imported, attrs.evolve(case, limit=limit), self.function)
 
     def _case(self, layout: str | None, mesh: str | None) -> LayoutOnMesh:
         from mtfc.frontend.elaborate import elaborate
@@ -160,7 +160,6 @@ class ImportedProgram:
         do. recompute: False if `plan.step` may not compute values again in the backward pass, under layouts that would not fit.
         Raises `NothingFits` if no layout fits into the memory.
         """
-        from mtfc.compiler.passes.recompute import limit_on
         from mtfc.compiler.search.found import NothingFits
         from mtfc.compiler.search.pricer import LayoutPricer
         from mtfc.compiler.search.usual_layouts import joined, starting_layouts
@@ -193,7 +192,8 @@ class ImportedProgram:
         except NothingFits as error:
             raise NothingFits(in_python(str(error))) from None
         layout = attrs.evolve(found.layout, name="plan")
-        limit = limit_on(hardware) if pricer.must_recompute(found.mesh, found.layout) else None
+        layout = pricer.recomputed(found.mesh, layout, written_limit(hardware, {}))
+        limit = limit_of(None, {}, layout)
         used = found.mesh if mesh is not None else without_idle_axes(found.mesh, layout)
         return Plan(self.imported, LayoutOnMesh(used, layout, limit=limit), self.function, found, hardware)
 

@@ -28,6 +28,7 @@ from mtfc.driver.jax_functions.shardings import (
     unsaid,
 )
 from mtfc.driver.jax_functions.xla_faults import MetFault, met_faults, warn_of
+from mtfc.driver.loading.memory_limit import limit_of
 from mtfc.driver.loading.selection import LayoutOnMesh
 from mtfc.frontend.jaxpr.importing import Imported, Leaf
 from mtfc.frontend.jaxpr.tracing import by_place, value_of
@@ -559,13 +560,14 @@ class Plan:
 
     def text(self) -> str:
         """Return the text of the file that `save` writes."""
-        layout = self.case.layout
+        layout, limit = self.case.layout, self.case.limit
+        limit = None if limit == limit_of(None, {}, layout) else limit
         record = {
             "format": FORMAT,
             "program": fingerprint(self.imported.program),
             "mesh": self.case.mesh.sizes,
-            "memory": self.case.limit.memory if self.case.limit else None,
-            "machine": _machine_name(self.case.limit),
+            "memory": limit.memory if limit else None,
+            "machine": _machine_name(limit),
             "layout": {
                 "rules": _record(layout.rules),
                 "params": _record(layout.params),
@@ -629,9 +631,8 @@ def case_of(record: Mapping[str, Any]) -> LayoutOnMesh:
     wanted = str(memory) if memory in KEPT else int(memory or 0)
     limit = Recompute(wanted, hardware=_machine_named(record.get("machine"))) if memory else None
     forms = Forms.of(layout.get("forms", {}))
-    return LayoutOnMesh(
-        mesh, Layout("plan", rules(layout["rules"]), *stored, values, forms=forms), limit=limit
-    )
+    plan = Layout("plan", rules(layout["rules"]), *stored, values, forms=forms)
+    return LayoutOnMesh(mesh, plan, limit=limit or limit_of(None, {}, plan))
 
 
 def _machine_name(limit: Recompute | None) -> str | None:
@@ -643,7 +644,8 @@ def _machine_name(limit: Recompute | None) -> str | None:
 def _machine_named(name: str | None) -> Hardware | None:
     """Return the machine of the library with this name, as equal devices; None for others."""
     from mtfc.compiler.cost.hardware import Hardware
-    from mtfc.frontend.hardware_targets import find_machine, library_machines
+    from mtfc.frontend.hardware_targets import find_machine
+    from mtfc.frontend.semantics.names.standard_library import library_machines
 
     found = find_machine(name, {}) if name in library_machines() else None
     return found if isinstance(found, Hardware) else None

@@ -14,7 +14,6 @@ from mtfc.compiler.garbage import few_collections
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Forms, Layout, Mesh, Rules
-from mtfc.compiler.passes.recompute import limit_on
 from mtfc.compiler.search.forms_search import FormsSearch, RecordedPricing, forms_of, with_loop_forms
 from mtfc.compiler.search.found import IN_BYTES, Found, NothingFits, Objective, Pricing, room_on, value_of
 from mtfc.compiler.search.global_layouts.global_search import GlobalSpace
@@ -23,6 +22,7 @@ from mtfc.compiler.search.pricer import LayersPricer, LayoutPricer, of_layers
 from mtfc.compiler.search.usual_layouts import joined, products, usual_layouts
 from mtfc.driver.errors import say
 from mtfc.driver.loading.layout_targets import layout_targets, prepared
+from mtfc.driver.loading.memory_limit import written_limit
 from mtfc.driver.loading.sources import known_as
 from mtfc.driver.searching.compilation_time import timing_compilation
 from mtfc.driver.searching.meshes import possible_meshes, under_names
@@ -236,7 +236,10 @@ class LayoutSearch:
         return attrs.evolve(found, mesh=mesh)
 
     def answer(self, found: Found) -> SearchAnswer:
-        """Return the answer of the search with the layout that it found."""
+        """Return the answer of the search with the layout that it found, which says if values are computed again."""
+        limit = written_limit(self.task.hardware, self.task.selection.hardware)
+        layout = self.finder.pricer.recomputed(found.mesh, found.layout, limit)
+        found = attrs.evolve(found, layout=layout)
         result = LayoutSearchResult(
             self.task.options.space,
             found,
@@ -264,8 +267,7 @@ class LayoutSearch:
 
         options, sources, found = self.task.options, self.task.sources, result.found
         if options.choice.source is not None:
-            limit = limit_on(self.task.hardware) if result.is_recomputed else None
-            return options.choice.source.plan_text(found.mesh, found.layout, limit)
+            return options.choice.source.plan_text(found.mesh, found.layout)
         text, declared = self.task.text, {case.mesh for case in self.task.selection.cases}
         name, model = declared_name(text, found.layout.name), options.choice.model
         inserted = insert_layout(text, found.mesh, found.layout, declared)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.types import FORMS, MOST_FLOPS_PER_BYTE, Forms, is_form
 from mtfc.frontend.semantics.names.scope import Scope
+from mtfc.frontend.semantics.names.standard_library import library_machines
 from mtfc.frontend.syntax import ast
 
 NUMBER = f"a whole number from 1 to {MOST_FLOPS_PER_BYTE}"
@@ -24,9 +25,11 @@ def resolve_forms(section: ast.FormSet | None, scope: Scope) -> Forms:
             help = f"did you mean `{near}`?" if near else known
             scope.error("E324", f"`forms` has no entry `{name.text}`", name.span, help=help)
         elif (value := _value(each, name.text)) is None:
-            *most, last = FORMS[name.text] or (NUMBER,)
-            words = f"{', '.join(most)} or {last}" if most else last
-            scope.error("E324", f"`{name.text}` is {words}", each.span)
+            scope.error("E324", f"`{name.text}` is {_words(name.text)}", each.span)
+        elif name.text == "recompute" and not _is_known(value, scope):
+            near = scope.reports.nearest(str(value), (*FORMS["recompute"], *_machines(scope)))
+            nearest = f"did you mean `{near}`?" if near else None
+            scope.error("E324", f"`recompute` is {_words(name.text)}", each.span, help=nearest)
         else:
             found[name.text] = value
     if "flops_per_byte" in found and found.get("dots") != "joined":
@@ -35,6 +38,22 @@ def resolve_forms(section: ast.FormSet | None, scope: Scope) -> Forms:
         scope.error("E324", "`flops_per_byte` says which dots are joined, and none are", span, help=help)
         del found["flops_per_byte"]
     return Forms.of(found)
+
+
+def _words(key: str) -> str:
+    """Return the values that an entry may have."""
+    words = FORMS[key] or (NUMBER,)
+    *most, last = (*words, "a machine such as h100", "a number of bytes") if key == "recompute" else words
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def _is_known(value: str | int, scope: Scope) -> bool:
+    """Return True if an entry `recompute` is a word, a number of bytes, or a machine of the file or of the library."""
+    return isinstance(value, int) or value in FORMS["recompute"] or value in _machines(scope)
+
+
+def _machines(scope: Scope) -> tuple[str, ...]:
+    return *scope.machines, *library_machines()
 
 
 def _value(entry: ast.SplitRule | ast.FormFigure, key: str) -> str | int | None:

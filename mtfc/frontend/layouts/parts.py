@@ -84,6 +84,7 @@ def _resolved(
     used = {mesh.name: decl.mesh.span if decl.mesh else decl.name.span}
     named: dict[str, Span] = {}
     whole = resolve(decl, mesh, scope)
+    _check_forms(whole, scope)
     rest = DeclaredPart(whole, (), ())
     parts = {mesh.name: rest}
     known = _sections(decl, models, scope)
@@ -127,6 +128,14 @@ def _check_entries(parts: Iterable[ast.PartRules], scope: Scope) -> None:
     for entry in (entry for part in parts for entry in part.misplaced):
         what, help = MISPLACED[type(entry)]
         scope.error("E332", f"a part has no {what}", entry.span, help=help)
+
+
+def _check_forms(whole: DeclaredLayout, scope: Scope) -> None:
+    """Report recomputation, which needs the forward and the backward pass in one program."""
+    if whole.layout.forms.recompute and whole.decl.forms is not None:
+        help = "leave it out; `pipeline LOOP checkpoint` computes the layers of a pipeline again"
+        message = "a layout of several meshes has no entry `recompute`"
+        scope.error("E332", message, whole.decl.forms.span, help=help)
 
 
 def _mesh(
