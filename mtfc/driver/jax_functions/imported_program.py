@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from time import monotonic
+from time import process_time
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
@@ -166,7 +166,7 @@ class ImportedProgram:
         from mtfc.driver.searching.layouts import LayoutFinder
         from mtfc.driver.searching.search import SPACES
 
-        started = monotonic()
+        started = process_time()
         one_of("objective", objective, SPACES["plan"].objectives)
         hardware = machine(target)
         if devices is not None and (type(devices) is not int or devices < 1):
@@ -200,8 +200,9 @@ class ImportedProgram:
     def without_faults(self, best: BestLayout, known: Sequence[tuple[Mesh, Layout]], until: float) -> Found:
         """Return the best layout whose `plan.apply` meets no known fault of XLA, or the best of all if each meets one.
 
-        best: a search until a time of `monotonic`, with rules that its layout must have and layouts to start from. A layout that
-        meets a fault has dimensions that cause it. The search runs again with these whole, for a quarter of its time or more.
+        best: a search until a time of `process_time`, with rules that its layout must have and layouts to start from. A layout
+        that meets a fault has dimensions that cause it. The search runs again with these whole, for a quarter of its time or
+        more.
         Raises `NothingFits`.
         """
         from mtfc.compiler.search.found import NothingFits
@@ -210,13 +211,13 @@ class ImportedProgram:
             used = without_idle_axes(mesh, layout)
             return {dim for each in met_faults(self.imported, layout.rules.by_dim, used) for dim in each.dims}
 
-        whole, share = self.unsplit(), (until - monotonic()) / 4
+        whole, share = self.unsplit(), (until - process_time()) / 4
         first = found = best(whole, known, until)
         while split := causes(found.mesh, found.layout):
             rules = (*whole.rules.axes, *((dim, ()) for dim in sorted(split)))
             whole, known = attrs.evolve(whole, rules=Rules(rules)), [x for x in known if not causes(*x)]
             try:
-                found = best(whole, known, max(until, monotonic() + share))
+                found = best(whole, known, max(until, process_time() + share))
             except NothingFits:
                 found = first
             if found.is_interrupted or split & causes(found.mesh, found.layout):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 BestLayout = Callable[["Layout", Sequence[tuple["Mesh", "Layout"]], float], "Found"]
-"""Searches with rules that the layout must have, and layouts to start from, until a time of `monotonic`."""
+"""Searches with rules that the layout must have, and layouts to start from, until a time of `process_time`."""
 
 
 class ProgramSource(Protocol):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import inf
-from time import monotonic
+from time import process_time
 
 import attrs
 
@@ -37,7 +37,7 @@ def search_plan(task: SearchTask) -> SearchAnswer:
     best, accumulate = _usual(search), _accumulate(search)
     if accumulate > 1 or best == inf:
         for other in _micro_batched(task, accumulate):
-            if monotonic() > task.until:
+            if process_time() > task.until:
                 break
             found = LayoutSearch.of(other, task.until)
             if (seconds := _usual(found)) < best:
@@ -96,7 +96,7 @@ def _searched(search: LayoutSearch) -> SearchAnswer:
     task, loops = search.task, _loops(search)
     if not loops:
         return search.answer(search.best_global(search.until, with_forms=True))
-    now = monotonic()
+    now = process_time()
     try:
         layouts = search.best_global(search.until - PIPELINES * (search.until - now), with_forms=True)
     except NothingFits as error:
@@ -105,7 +105,7 @@ def _searched(search: LayoutSearch) -> SearchAnswer:
     if layouts is None or not layouts.is_interrupted:
         best = None if layouts is None else (layouts.mesh, layouts.layout)
         try:
-            found.append(PipelineSearch(task, search.finder, loops).best(search.until, best))
+            found.append(PipelineSearch(task, search.finder, loops, bool(found)).best(search.until, best))
         except NothingFits:
             if not found:
                 raise reason from None
@@ -137,7 +137,7 @@ def _loops(search: LayoutSearch) -> list[StagedLoop]:
 def _given(search: LayoutSearch) -> Iterator[Found]:
     """Yield the pipelines of the file that fit."""
     finder = search.finder
-    for mesh, layout in search.others.values():
+    for mesh, layout in (*search.others.values(), *([search.task.start] if search.task.start else [])):
         price = finder.pricer(mesh, layout) if layout.pipelines else None
         if price is not None and price.tiled <= room_on(finder.pricer.hardware, finder.objective):
             yield Found(mesh, attrs.evolve(layout, name="found"), value_of(price, finder.objective), 0.0, 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from time import monotonic
+from time import process_time
 from typing import TYPE_CHECKING
 
 import attrs
@@ -148,7 +148,6 @@ def search(options: SearchOptions, sources: Sources, exports: bool = False) -> S
     An interrupt ends the search with the best result so far; it raises `KeyboardInterrupt` only if nothing was found.
     """
     check_options(options, exports)
-    started = monotonic()
     space = SPACES[options.space]
     has_all = not space.has_one_layout
     selection = select(options.file, options.choice, sources, every_layout=has_all, skip_illegal=has_all)
@@ -161,8 +160,8 @@ def search(options: SearchOptions, sources: Sources, exports: bool = False) -> S
     hardware = _machine(options, space, selection, sources)
     options = attrs.evolve(options, objective=options.objective or space.objectives[0])
     meshes = _meshes(options, space, selection, hardware)
-    until = started + options.budget
-    task = SearchTask(options, selection, hardware, meshes, sources, started, until)
+    started = process_time()
+    task = SearchTask(options, selection, hardware, meshes, sources, started, started + options.budget)
     return space.search(task)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
-from mtfc.compiler.ir.types import Mesh
+from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.driver.loading.selection import Selection
 from mtfc.driver.loading.sources import Sources, known_as
 from mtfc.driver.options import SearchOptions
@@ -71,7 +71,8 @@ class SearchAnswer:
 class SearchTask:
     """The request of a search: the selected program, the machine, the candidate meshes and the deadline.
 
-    started, until: times of `time.monotonic`. accumulate: the number of micro-batches, if it is not that of the file.
+    started, until: times of `process_time`. accumulate: the number of micro-batches, if it is not that of the file. start: a plan
+    that is priced first, and has no place in tables.
     """
 
     options: SearchOptions
@@ -82,6 +83,7 @@ class SearchTask:
     started: float
     until: float
     accumulate: int | None = None
+    start: tuple[Mesh, Layout] | None = None
 
     @property
     def hardware(self) -> Hardware:
