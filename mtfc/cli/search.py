@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from typing import Any
 
 from mtfc.cli.option_text import record_of
 from mtfc.cli.options import FORMAT, MODEL, chosen, program, read_files
@@ -44,6 +45,8 @@ OPTIONS = f"""{program()}
                          tiling serial, kcuts bytes)
   --budget SECONDS       time limit of the search (default: 60)
   --why-not RULES        also compare the result with the best layout that has these rules, by line
+  --what-if              also search, each in a fifth of the budget, with 1 GiB more memory, twice the network, twice the
+                         batch, and twice and half the devices
   -o, --output OUT.mtf   write FILE with the result
 {FORMAT}
 choice of the processors:
@@ -109,12 +112,16 @@ def _show(found: SearchAnswer, options: argparse.Namespace, sources: Sources) ->
     except NothingFits as error:
         say(f"{options.file}: {error}")
         return ERRORS
+    prices = found.prices()
     to = report_to(options.output, options.export)
     if options.format == "json":
-        extra = {"why_not": answer.record()} if answer else {}
+        extra: dict[str, Any] = {"why_not": answer.record()} if answer else {}
+        extra |= {"what_if": prices.record()} if prices else {}
         print(json.dumps({**found.result.record(), **extra}, indent=2), file=to)
         return OK
     print(found.result.report(), file=to)
+    if prices:
+        print(f"\n{prices.report()}", end="", file=to)
     if answer:
         print(f"\n{answer.report(sources.with_library())}", end="", file=to)
     return OK

@@ -76,9 +76,18 @@ class LayoutSearchResult:
         return {name: self.pricer(*each) for name, each in self.others.items()}
 
     @cached_property
+    def fewer(self) -> tuple[int, Price] | None:
+        """The number of devices that the result needs if some are idle, and its price on them."""
+        mesh, layout = self.found.mesh, self.found.layout
+        idle = idle_axes(mesh, layout)
+        axes = [each for each in mesh.axes if each[0] not in idle] or [(mesh.axes[0][0], 1)]
+        used = attrs.evolve(mesh, axes=tuple(axes))
+        return (used.devices, self.pricer(used, layout)) if idle else None
+
+    @cached_property
     def figures(self) -> PlanFigures:
         """The figures of the result."""
-        return PlanFigures(self.program, self.pricer, self.found.mesh, self.found.layout)
+        return PlanFigures.priced(self.program, self.pricer, self.found.mesh, self.found.layout)
 
     @property
     def alternatives(self) -> list[tuple[Mesh, Layout, Price]]:
@@ -87,6 +96,11 @@ class LayoutSearchResult:
             return []
         found, room = (self.found.mesh, self.found.layout), self.pricer.hardware.device.memory
         return [*others(self.program, self.pricer.known, found, room)]
+
+    @property
+    def kinds(self) -> list[str]:
+        """The best plans of other kinds, and why they lost."""
+        return [comparison(*each, self.price) for each in self.alternatives]
 
     def record(self) -> dict[str, Any]:
         """Return the JSON record. With memory or sent bytes as the objective, the bound is in bytes."""
@@ -120,6 +134,7 @@ class LayoutSearchResult:
             "baselines": {name: self.seconds_of(each) for name, each in self.compared.items()},
             "overlapping_seconds": price.seconds,
             "nothing_split": why_whole(self),
+            "fewer_devices": self.fewer and {"devices": self.fewer[0], "step_seconds": self.fewer[1].seconds},
             "overlapping_baselines": {name: each.seconds for name, each in self.compared.items()},
             **self.figures.record(),
             "alternatives": [
@@ -179,8 +194,12 @@ class LayoutSearchResult:
             notes += [f"note: {each}" for each in idle_note(idle_axes(found.mesh, found.layout))]
         if (reason := why_whole(self)) is not None:
             notes.append(f"note: nothing is split: {reason}")
+        if self.fewer is not None:
+            used, price = self.fewer
+            idle = f"{found.mesh.devices - used} of {found.mesh.devices} devices are idle"
+            notes.append(f"note: {idle}: on {used} the plan takes {seconds_text(price.seconds)}")
         proof = f"{_proven(self)}{_loop_forms(self)}"
-        kinds = [comparison(*each, self.price) for each in self.alternatives]
+        kinds = self.kinds
         notes = [self.figures.text(), *["The best plans of other kinds:"] * bool(kinds), *kinds, *notes]
         wrapped_notes = [line for note in notes for line in wrapped(note.split(), 2)]
         return _report(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from time import monotonic, process_time
+from time import process_time
 from typing import cast
 
 import attrs
@@ -26,7 +26,7 @@ from mtfc.driver.loading.memory_limit import written_limit
 from mtfc.driver.loading.sources import known_as
 from mtfc.driver.searching.compilation_time import timing_compilation
 from mtfc.driver.searching.meshes import possible_meshes, under_names
-from mtfc.driver.searching.space import SearchAnswer, SearchTask, WhyNotAnswer
+from mtfc.driver.searching.space import SearchAnswer, SearchTask, WhyNotAnswer, on_clock
 from mtfc.driver.searching.why_not import AskedRules, asked_rules, best_with_rules
 from mtfc.driver.searching.written import declared_name, insert_layout
 from mtfc.reports.search_report import LayoutSearchResult
@@ -187,12 +187,7 @@ class LayoutFinder:
 
         step, dims, fixed = prepared(self.program), set(self.program.dims), (rules or Layout("")).value_rules
         space = EquationSpace(step, dims, meshes, self.pricer.hardware, self.objective, fixed)
-        return space.best(self.pricer, _on_clock(until), known, best_global)
-
-
-def _on_clock(until: float) -> float:
-    """Return the time of `monotonic` for a time of `process_time`, for solvers that have processes of their own."""
-    return monotonic() + until - process_time()
+        return space.best(self.pricer, on_clock(until), known, best_global)
 
 
 def _seconds(pricing: Pricing, mesh: Mesh, layout: Layout) -> float:
@@ -242,7 +237,7 @@ class LayoutSearch:
             given = [(mesh, attrs.evolve(x, rules=joined(x.rules, rules.rules))) for mesh, x in known]
             return self.finder.best_global(task.meshes, until, given, rules=rules, with_forms=with_forms)
 
-        if source is None:
+        if source is None or task.start is not None:
             return best(Layout(""), self.known, until)
         found = source.without_faults(best, self.known, until)
         if task.options.choice.mesh is not None:
@@ -411,4 +406,4 @@ def search_cuts(task: SearchTask) -> SearchAnswer:
     search = LayoutSearch.of(task, task.until)
     program = search.finder.program
     step, dims = prepared(program), set(program.dims)
-    return search.answer(k_cuts.search(step, dims, task.meshes[0], _on_clock(search.until)))
+    return search.answer(k_cuts.search(step, dims, task.meshes[0], on_clock(search.until)))

@@ -8,6 +8,8 @@ the report compares it with.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from math import inf
 from time import process_time
 
@@ -17,17 +19,35 @@ from mtfc.compiler.cost.equation_layouts import least_dot_seconds
 from mtfc.compiler.diagnostics import CompileError
 from mtfc.compiler.search.found import IN_BYTES, Found, NothingFits, room_on, value_of
 from mtfc.compiler.search.usual_layouts import batch_dims
-from mtfc.driver.loading.selection import select
 from mtfc.driver.searching.layouts import LayoutSearch
 from mtfc.driver.searching.pipelined import PipelineSearch, StagedLoop, pipelined_loops
+from mtfc.driver.searching.prices import resource_prices
 from mtfc.driver.searching.space import SearchAnswer, SearchTask
 from mtfc.frontend.layouts.layout_text import rules_text
+from mtfc.reports.search_report import LayoutSearchResult
 
 PIPELINES = 0.4
 """The part of the time in which pipelines are priced."""
 
 
 def search_plan(task: SearchTask) -> SearchAnswer:
+    """Search for the best plan, and with `--what-if` for what other resources bring. Raises as `_best_plan`."""
+    search, answer = _best_plan(task)
+    if not task.options.what_if:
+        return answer
+    return attrs.evolve(answer, prices=partial(resource_prices, search.task, _result(answer), _again))
+
+
+def _again(task: SearchTask) -> LayoutSearchResult:
+    return _result(_best_plan(task)[1])
+
+
+def _result(answer: SearchAnswer) -> LayoutSearchResult:
+    assert isinstance(answer.result, LayoutSearchResult)
+    return answer.result
+
+
+def _best_plan(task: SearchTask) -> tuple[LayoutSearch, SearchAnswer]:
     """Search for the best plan. Raises `NothingFits`, `CompileError` and `UsageError`.
 
     If no usual layout fits, or the file has micro-batches, the batch is cut into other numbers of micro-batches, too. The search
@@ -37,7 +57,7 @@ def search_plan(task: SearchTask) -> SearchAnswer:
     best, accumulate = _usual(search), _accumulate(search)
     if accumulate > 1 or best == inf:
         for other in _micro_batched(task, accumulate):
-            if process_time() > task.until:
+            if process_time() > task.until and best < inf:
                 break
             found = LayoutSearch.of(other, task.until)
             if (seconds := _usual(found)) < best:
@@ -45,7 +65,7 @@ def search_plan(task: SearchTask) -> SearchAnswer:
             elif best < inf:
                 break
     try:
-        return _searched(search)
+        return search, _searched(search)
     except NothingFits as error:
         raise NothingFits(f"{error}{_nearest(search)}") from None
 
@@ -80,15 +100,8 @@ def _micro_batched(task: SearchTask, accumulate: int) -> Iterator[SearchTask]:
     whole = batch[0].size * accumulate
     numbers = [2**i for i in range(whole.bit_length()) if whole % 2**i == 0]
     for number in (each for each in numbers if each != accumulate):
-        dims = {**options.choice.dims, batch[0].name: whole // number}
-        own = [each for each in options.choice.settings if not each.startswith("accumulate")]
-        choice = attrs.evolve(options.choice, dims=dims, settings=(*own, f"accumulate={number}"))
-        asked = attrs.evolve(options, choice=choice)
-        try:
-            selection = select(options.file, choice, task.sources, every_layout=True, skip_illegal=True)
-        except CompileError:
-            continue
-        yield attrs.evolve(task, options=asked, selection=selection, accumulate=number)
+        with suppress(CompileError):
+            yield task.resized({batch[0].name: whole // number}, number)
 
 
 def _searched(search: LayoutSearch) -> SearchAnswer:

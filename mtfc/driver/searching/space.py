@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from time import monotonic, process_time
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
@@ -48,8 +49,25 @@ class SearchResult(Protocol):
         ...
 
 
+def on_clock(until: float) -> float:
+    """Return the time of `monotonic` for a time of `process_time`, for solvers that have processes of their own."""
+    return monotonic() + until - process_time()
+
+
+class PricesAnswer(Protocol):
+    """The answer to `--what-if`: what other resources would bring to a plan."""
+
+    def record(self) -> list[dict[str, Any]]:
+        """Return the JSON record."""
+        ...
+
+    def report(self) -> str:
+        """Return the table."""
+        ...
+
+
 def unasked() -> None:
-    """Answer no `--why-not`."""
+    """Answer no `--why-not` and no `--what-if`."""
 
 
 @attrs.frozen
@@ -58,13 +76,14 @@ class SearchAnswer:
 
     written: returns the text of the file with the result as a declaration. why_not: searches for the best with the rules of
     `--why-not`, if any were given; it raises the errors of a search. exported: returns the question to the solver about the mesh
-    of the result, for `mtfc solve`; None if the solver is not asked.
+    of the result, for `mtfc solve`; None if the solver is not asked. prices: searches again for `--what-if`.
     """
 
     result: SearchResult
     written: Callable[[], str]
     why_not: Callable[[], WhyNotAnswer | None] = unasked
     exported: Callable[[], str] | None = None
+    prices: Callable[[], PricesAnswer | None] = unasked
 
 
 @attrs.frozen
@@ -92,6 +111,21 @@ class SearchTask:
 
         assert isinstance(self.machine, Hardware)
         return self.machine
+
+    def resized(self, dims: Mapping[str, int], accumulate: int | None = None) -> SearchTask:
+        """Return the same search at other sizes, and with another number of micro-batches. Raises `CompileError`."""
+        from mtfc.driver.loading.selection import select
+
+        choice, settings = self.options.choice, self.options.choice.settings
+        if accumulate is not None:
+            own = (each for each in settings if not each.startswith("accumulate"))
+            settings = (*own, f"accumulate={accumulate}")
+        choice = attrs.evolve(choice, dims={**choice.dims, **dims}, settings=settings)
+        selection = select(self.options.file, choice, self.sources, every_layout=True, skip_illegal=True)
+        options = attrs.evolve(self.options, choice=choice)
+        return attrs.evolve(
+            self, options=options, selection=selection, accumulate=accumulate or self.accumulate
+        )
 
     @property
     def text(self) -> str:
