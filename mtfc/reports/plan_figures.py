@@ -151,6 +151,17 @@ def comparison(mesh: Mesh, layout: Layout, price: Price, best: Price) -> str:
     return f"{seconds_text(price.seconds)}: {plan_text(mesh, layout)} {computes}, {_more('waits', waits[0] - waits[1])}"
 
 
+def plan_record(mesh: Mesh, layout: Layout, price: Price) -> dict[str, Any]:
+    """Return the JSON record of a plan of another kind, or with other resources."""
+    return {
+        "mesh": mesh.sizes,
+        "layout": rules_text(layout),
+        "step_seconds": price.seconds,
+        "compute_seconds": price.compute,
+        "memory_per_device": price.tiled,
+    }
+
+
 def plan_text(mesh: Mesh, layout: Layout) -> str:
     """Return a plan on one line."""
     rules = rules_text(layout)

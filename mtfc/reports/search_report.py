@@ -21,7 +21,7 @@ from mtfc.compiler.search.pricer import LayoutPricer
 from mtfc.frontend.layouts.layout_text import layout_text, mesh_text, rules_text
 from mtfc.placements.declarations import placement_text
 from mtfc.reports.array_summary import finite
-from mtfc.reports.plan_figures import PlanFigures, comparison, others
+from mtfc.reports.plan_figures import PlanFigures, comparison, others, plan_record
 from mtfc.reports.step_report import seconds_text
 from mtfc.reports.table import aligned, devices_text, free_name, wrapped
 
@@ -137,16 +137,7 @@ class LayoutSearchResult:
             "fewer_devices": self.fewer and {"devices": self.fewer[0], "step_seconds": self.fewer[1].seconds},
             "overlapping_baselines": {name: each.seconds for name, each in self.compared.items()},
             **self.figures.record(),
-            "alternatives": [
-                {
-                    "mesh": mesh.sizes,
-                    "layout": rules_text(layout),
-                    "step_seconds": price.seconds,
-                    "compute_seconds": price.compute,
-                    "memory_per_device": price.tiled,
-                }
-                for mesh, layout, price in self.alternatives
-            ],
+            "alternatives": [plan_record(*each) for each in self.alternatives],
             **plain,
             **cuts,
         }

@@ -248,14 +248,13 @@ class LayoutSearch:
             say(f"no rule uses {unused}: the plan is for {mesh.devices} devices")
         return attrs.evolve(found, mesh=mesh)
 
-    def answer(self, found: Found) -> SearchAnswer:
-        """Return the answer of the search with the layout that it found, which says if values are computed again."""
+    def result(self, found: Found) -> LayoutSearchResult:
+        """Return the result with the layout that was found, which says if values are computed again."""
         limit = written_limit(self.task.hardware, self.task.selection.hardware)
         layout = self.finder.pricer.recomputed(found.mesh, found.layout, limit)
-        found = attrs.evolve(found, layout=layout)
-        result = LayoutSearchResult(
+        return LayoutSearchResult(
             self.task.options.space,
-            found,
+            attrs.evolve(found, layout=layout),
             self.finder.program,
             self.finder.pricer,
             self.others,
@@ -263,6 +262,10 @@ class LayoutSearch:
             self.finder.objective,
             process_time() - self.task.started,
         )
+
+    def answer(self, found: Found) -> SearchAnswer:
+        """Return the answer of the search with the layout that it found."""
+        result = self.result(found)
         return SearchAnswer(
             result,
             partial(self._written, result),

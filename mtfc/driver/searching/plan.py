@@ -21,7 +21,7 @@ from mtfc.compiler.search.found import IN_BYTES, Found, NothingFits, room_on, va
 from mtfc.compiler.search.usual_layouts import batch_dims
 from mtfc.driver.searching.layouts import LayoutSearch
 from mtfc.driver.searching.pipelined import PipelineSearch, StagedLoop, pipelined_loops
-from mtfc.driver.searching.prices import resource_prices
+from mtfc.driver.searching.prices import ResourcePrices, resource_prices
 from mtfc.driver.searching.space import SearchAnswer, SearchTask
 from mtfc.frontend.layouts.layout_text import rules_text
 from mtfc.reports.search_report import LayoutSearchResult
@@ -32,24 +32,25 @@ PIPELINES = 0.4
 
 def search_plan(task: SearchTask) -> SearchAnswer:
     """Search for the best plan, and with `--what-if` for what other resources bring. Raises as `_best_plan`."""
-    search, answer = _best_plan(task)
+    search, found = _best_plan(task)
     if not task.options.what_if:
-        return answer
-    return attrs.evolve(answer, prices=partial(resource_prices, search.task, _result(answer), _again))
+        return search.answer(found)
+    return attrs.evolve(search.answer(found), prices=partial(_prices, search, found))
+
+
+def _prices(search: LayoutSearch, found: Found) -> ResourcePrices:
+    return resource_prices(search.task, search.result(found), _again)
 
 
 def _again(task: SearchTask) -> LayoutSearchResult:
-    return _result(_best_plan(task)[1])
+    search, found = _best_plan(task)
+    return search.result(found)
 
 
-def _result(answer: SearchAnswer) -> LayoutSearchResult:
-    assert isinstance(answer.result, LayoutSearchResult)
-    return answer.result
+def _best_plan(task: SearchTask) -> tuple[LayoutSearch, Found]:
+    """Return the search with the best number of micro-batches, and the best plan.
 
-
-def _best_plan(task: SearchTask) -> tuple[LayoutSearch, SearchAnswer]:
-    """Search for the best plan. Raises `NothingFits`, `CompileError` and `UsageError`.
-
+    Raises `NothingFits`, `CompileError` and `UsageError`.
     If no usual layout fits, or the file has micro-batches, the batch is cut into other numbers of micro-batches, too. The search
     goes on with the number whose best usual layout is the fastest.
     """
@@ -104,11 +105,11 @@ def _micro_batched(task: SearchTask, accumulate: int) -> Iterator[SearchTask]:
             yield task.resized({batch[0].name: whole // number}, number)
 
 
-def _searched(search: LayoutSearch) -> SearchAnswer:
-    """Search for the best plan with the micro-batches of the search."""
+def _searched(search: LayoutSearch) -> Found:
+    """Return the best plan with the micro-batches of the search."""
     task, loops = search.task, _loops(search)
     if not loops:
-        return search.answer(search.best_global(search.until, with_forms=True))
+        return search.best_global(search.until, with_forms=True)
     now = process_time()
     try:
         layouts = search.best_global(search.until - PIPELINES * (search.until - now), with_forms=True)
@@ -126,7 +127,7 @@ def _searched(search: LayoutSearch) -> SearchAnswer:
             if not found:
                 raise
             found = [attrs.evolve(each, is_interrupted=True) for each in found]
-    return search.answer(_best(search, found, layouts))
+    return _best(search, found, layouts)
 
 
 def search_pipelines(task: SearchTask) -> SearchAnswer:

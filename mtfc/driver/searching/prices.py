@@ -6,7 +6,8 @@ faster network never make a plan slower, as the found plan still fits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from time import process_time
 from typing import Any
@@ -23,7 +24,7 @@ from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.selection import select
 from mtfc.driver.searching.space import SearchTask
 from mtfc.frontend.layouts.layout_text import rules_text
-from mtfc.reports.plan_figures import plan_text
+from mtfc.reports.plan_figures import plan_record, plan_text
 from mtfc.reports.search_report import LayoutSearchResult
 from mtfc.reports.step_report import seconds_text
 from mtfc.reports.table import aligned
@@ -37,83 +38,65 @@ Search = Callable[[SearchTask], LayoutSearchResult]
 
 
 @attrs.frozen
-class Price:
-    """A change of what a plan runs on, the best plan then, and its time for one example, in times of that before."""
-
-    change: str
-    result: LayoutSearchResult | None = None
-    ratio: float = 1.0
-
-    def record(self) -> dict[str, Any]:
-        """Return the JSON record; without a step if nothing fits."""
-        found = self.result
-        if found is None:
-            return {"change": self.change, "step_seconds": None}
-        return {
-            "change": self.change,
-            "devices": found.found.mesh.devices,
-            "step_seconds": found.price.seconds,
-            "seconds_per_example_ratio": self.ratio,
-            "memory_per_device": found.price.tiled,
-            "mesh": found.found.mesh.sizes,
-            "layout": rules_text(found.found.layout),
-        }
-
-    def cells(self) -> list[str]:
-        found = self.result
-        if found is None:
-            return [self.change, "", "nothing fits", "", "", ""]
-        mesh = found.found.mesh
-        plan = plan_text(mesh, found.found.layout)
-        figures = [seconds_text(found.price.seconds), f"{self.ratio:.3f}", bytes_text(found.price.tiled)]
-        return [self.change, str(mesh.devices), *figures, plan]
-
-
-@attrs.frozen
 class ResourcePrices:
-    """The prices of resources, and the seconds in which each was found."""
+    """The best plan for each change of what a plan runs on, None if nothing fits; and the seconds in which each was found."""
 
-    prices: tuple[Price, ...]
+    found: LayoutSearchResult
+    plans: Mapping[str, LayoutSearchResult | None]
     seconds: float
 
+    def ratio(self, plan: LayoutSearchResult) -> float:
+        """Return the time of an example, in times of that of the found plan."""
+        here, there = (each.price.seconds / _examples(each) for each in (self.found, plan))
+        return there / here
+
     def record(self) -> list[dict[str, Any]]:
-        """Return the JSON record."""
-        return [each.record() for each in self.prices]
+        """Return the JSON record; a change has no step if nothing fits."""
+        return [
+            {"change": change, **(self._figures(plan) if plan is not None else {"step_seconds": None})}
+            for change, plan in self.plans.items()
+        ]
+
+    def _figures(self, plan: LayoutSearchResult) -> dict[str, Any]:
+        devices, ratio = plan.found.mesh.devices, self.ratio(plan)
+        record = plan_record(plan.found.mesh, plan.found.layout, plan.price)
+        return {"devices": devices, "seconds_per_example_ratio": ratio, **record}
 
     def report(self) -> str:
         """Return the table."""
-        heads = ["with", "devices", "a step", "an example", "memory", "plan"]
+        rows = [["with", "devices", "a step", "an example", "memory", "plan"]]
+        for change, plan in self.plans.items():
+            if plan is None:
+                rows.append([change, "", "nothing fits", "", "", ""])
+                continue
+            mesh, price = plan.found.mesh, plan.price
+            figures = [seconds_text(price.seconds), f"{self.ratio(plan):.3f}", bytes_text(price.tiled)]
+            rows.append([change, str(mesh.devices), *figures, plan_text(mesh, plan.found.layout)])
         title = f"Other resources, each in a search of {self.seconds:g} s; the time of an example is 1 now:"
-        return "\n".join([title, *aligned([heads, *(each.cells() for each in self.prices)], range(1, 5)), ""])
-
-
-def resource_prices(task: SearchTask, found: LayoutSearchResult, search: Search) -> ResourcePrices:
-    """Search again for each change of what the plan runs on, but for those that the program or the machine does not allow."""
-    seconds, prices = SHARE * task.options.budget, list[Price]()
-    forms = attrs.evolve(found.found.layout.forms, recompute="")
-    plan = found.found.mesh, attrs.evolve(found.found.layout, forms=forms)
-    for change, changed in _changes(task, *plan):
-        try:
-            again = changed()
-        except (CompileError, UsageError):
-            continue
-        now = process_time()
-        try:
-            result = search(attrs.evolve(again, started=now, until=now + seconds))
-        except NothingFits:
-            prices.append(Price(change))
-            continue
-        except KeyboardInterrupt:
-            break
-        more = _examples(result) / _examples(found)
-        prices.append(Price(change, result, result.price.seconds / found.price.seconds / more))
-        if result.found.is_interrupted:
-            break
-    return ResourcePrices(tuple(prices), seconds)
+        return "\n".join([title, *aligned(rows, range(1, 5)), ""])
 
 
 def _examples(result: LayoutSearchResult) -> int:
     return next(iter(result.figures.batch.values()), 1)
+
+
+def resource_prices(task: SearchTask, found: LayoutSearchResult, search: Search) -> ResourcePrices:
+    """Search again for each change of what the plan runs on, but for those that the program or the machine does not allow."""
+    seconds, plans = SHARE * task.options.budget, dict[str, LayoutSearchResult | None]()
+    forms = attrs.evolve(found.found.layout.forms, recompute="")
+    for change, changed in _changes(task, found.found.mesh, attrs.evolve(found.found.layout, forms=forms)):
+        with suppress(CompileError, UsageError):
+            again, now = changed(), process_time()
+            try:
+                plan = search(attrs.evolve(again, started=now, until=now + seconds))
+            except NothingFits:
+                plan = None
+            except KeyboardInterrupt:
+                break
+            plans[change] = plan
+            if plan is not None and plan.found.is_interrupted:
+                break
+    return ResourcePrices(found, plans, seconds)
 
 
 def _changes(task: SearchTask, mesh: Mesh, layout: Layout) -> Iterator[tuple[str, Callable[[], SearchTask]]]:

@@ -23,11 +23,6 @@ if TYPE_CHECKING:
 class WhyNotAnswer(Protocol):
     """The answer to `--why-not`: the difference between the best of a space, and the best with the rules that were given."""
 
-    @property
-    def files(self) -> set[str]:
-        """The files whose lines the report shows."""
-        ...
-
     def record(self) -> dict[str, Any]:
         """Return the JSON record."""
         ...
@@ -37,10 +32,10 @@ class WhyNotAnswer(Protocol):
         ...
 
 
-class SearchResult(Protocol):
-    """The best of a space that a search found, as text and as JSON."""
+class Reported(Protocol):
+    """The best of a space, or the prices of `--what-if`, as text and as JSON."""
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> Any:
         """Return the JSON record."""
         ...
 
@@ -52,18 +47,6 @@ class SearchResult(Protocol):
 def on_clock(until: float) -> float:
     """Return the time of `monotonic` for a time of `process_time`, for solvers that have processes of their own."""
     return monotonic() + until - process_time()
-
-
-class PricesAnswer(Protocol):
-    """The answer to `--what-if`: what other resources would bring to a plan."""
-
-    def record(self) -> list[dict[str, Any]]:
-        """Return the JSON record."""
-        ...
-
-    def report(self) -> str:
-        """Return the table."""
-        ...
 
 
 def unasked() -> None:
@@ -79,11 +62,11 @@ class SearchAnswer:
     of the result, for `mtfc solve`; None if the solver is not asked. prices: searches again for `--what-if`.
     """
 
-    result: SearchResult
+    result: Reported
     written: Callable[[], str]
     why_not: Callable[[], WhyNotAnswer | None] = unasked
     exported: Callable[[], str] | None = None
-    prices: Callable[[], PricesAnswer | None] = unasked
+    prices: Callable[[], Reported | None] = unasked
 
 
 @attrs.frozen
