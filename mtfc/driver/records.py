@@ -335,7 +335,7 @@ class Search(MeshLayout):
     history: NotRequired[list[dict[str, float]]]
     overlapping_seconds: NotRequired[float]
     nothing_split: NotRequired[str | None]
-    fewer_devices: NotRequired[dict[str, float] | None]
+    fewer_devices: NotRequired[dict[str, float]]
     utilisation: NotRequired[float]
     examples_per_second: NotRequired[float]
     tokens_per_second: NotRequired[float]

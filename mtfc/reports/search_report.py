@@ -107,6 +107,10 @@ class LayoutSearchResult:
         found, price = self.found, self.price
         in_seconds, seconds = self.objective not in IN_BYTES, self.seconds_of(self.price)
         cuts = {"bytes_after_cuts": [round(each) for each in found.cuts]} if found.cuts else {}
+        fewer = {}
+        if self.fewer is not None:
+            used, there = self.fewer
+            fewer = {"fewer_devices": {"devices": used, "step_seconds": there.seconds}}
         plain = (
             {"without_forms": _without_forms(found.without_forms, in_seconds)} if found.without_forms else {}
         )
@@ -134,12 +138,12 @@ class LayoutSearchResult:
             "baselines": {name: self.seconds_of(each) for name, each in self.compared.items()},
             "overlapping_seconds": price.seconds,
             "nothing_split": why_whole(self),
-            "fewer_devices": self.fewer and {"devices": self.fewer[0], "step_seconds": self.fewer[1].seconds},
             "overlapping_baselines": {name: each.seconds for name, each in self.compared.items()},
             **self.figures.record(),
             "alternatives": [plan_record(*each) for each in self.alternatives],
             **plain,
             **cuts,
+            **fewer,
         }
 
     def report(self) -> str:

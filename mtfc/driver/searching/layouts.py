@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from math import inf
 from time import process_time
 from typing import cast
 
@@ -146,11 +147,14 @@ class LayoutFinder:
                 best = attrs.evolve(best, is_interrupted=True)
         return attrs.evolve(best, runner_up=forms.runner_up(best))
 
-    def in_time(self, layouts: Iterable[tuple[Mesh, Layout]], until: float) -> Iterator[tuple[Mesh, Layout]]:
-        """Yield priced layouts until a time of `process_time`, or until one fits into the memory if none does by then."""
+    def in_time(
+        self, layouts: Iterable[tuple[Mesh, Layout]], until: float, late: float = inf
+    ) -> Iterator[tuple[Mesh, Layout]]:
+        """Yield priced layouts until a time of `process_time`, or at most until `late` if none fits into the memory by then."""
         room = room_on(self.pricer.hardware, self.objective)
         for mesh, layout in layouts:
-            if process_time() > until and any(each.tiled <= room for each in self.pricer.known.values()):
+            now = process_time()
+            if now > late or (now > until and any(each.tiled <= room for each in self.pricer.known.values())):
                 return
             self.pricer(mesh, layout)
             yield mesh, layout
@@ -227,7 +231,7 @@ class LayoutSearch:
         )
         if options.axes_names is not None:
             known, usual = [*under_names(known, task.meshes)], under_names([*usual], task.meshes)
-        return cls(task, finder, others, [*known, *finder.in_time(usual, until)], until, asked)
+        return cls(task, finder, others, [*known, *finder.in_time(usual, until, task.late)], until, asked)
 
     def best_global(self, until: float, with_forms: bool = False) -> Found:
         """Find the best global layout; for a function of JAX the best whose plan meets no known fault. Raises `NothingFits`."""

@@ -111,7 +111,8 @@ class PipelineSearch:
             return known[mesh, layout]
 
         for each in starts:
-            if process_time() < until or (tried.best is None and not self.has_others):
+            is_needed = tried.best is None and not self.has_others
+            if process_time() < (self.task.late if is_needed else until):
                 fits(*each)
         best = min(known, key=known.__getitem__, default=None)
         while best is not None:

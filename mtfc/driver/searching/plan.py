@@ -92,7 +92,10 @@ def _usual(search: LayoutSearch) -> float:
 
 
 def _micro_batched(task: SearchTask, accumulate: int) -> Iterator[SearchTask]:
-    """Yield the same search with 1, 2, 4 ... micro-batches. Models with state, and functions of JAX, keep theirs."""
+    """Yield the same search with 1, 2, 4 ... micro-batches. Models with state, and functions of JAX, keep theirs.
+
+    After the time only the most micro-batches follow that have an example for each device.
+    """
     program, options = task.selection.program, task.options
     batch = batch_dims(program.function("forward"))[:1]
     is_fixed = program.training is None or bool(program.states) or options.choice.source is not None
@@ -100,7 +103,10 @@ def _micro_batched(task: SearchTask, accumulate: int) -> Iterator[SearchTask]:
         return
     whole = batch[0].size * accumulate
     numbers = [2**i for i in range(whole.bit_length()) if whole % 2**i == 0]
+    last = max((each for each in numbers if whole // each >= task.meshes[0].devices), default=1)
     for number in (each for each in numbers if each != accumulate):
+        if process_time() > task.until and number != last:
+            continue
         with suppress(CompileError):
             yield task.resized({batch[0].name: whole // number}, number)
 

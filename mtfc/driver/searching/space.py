@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from mtfc.compiler.cost.hardware import Hardware
 
 
+GRACE = 0.1
+"""The part of its time by which a search that has found nothing may be late."""
+
+
 class WhyNotAnswer(Protocol):
     """The answer to `--why-not`: the difference between the best of a space, and the best with the rules that were given."""
 
@@ -32,7 +36,7 @@ class WhyNotAnswer(Protocol):
         ...
 
 
-class Reported(Protocol):
+class SearchResult(Protocol):
     """The best of a space, or the prices of `--what-if`, as text and as JSON."""
 
     def record(self) -> Any:
@@ -62,11 +66,11 @@ class SearchAnswer:
     of the result, for `mtfc solve`; None if the solver is not asked. prices: searches again for `--what-if`.
     """
 
-    result: Reported
+    result: SearchResult
     written: Callable[[], str]
     why_not: Callable[[], WhyNotAnswer | None] = unasked
     exported: Callable[[], str] | None = None
-    prices: Callable[[], Reported | None] = unasked
+    prices: Callable[[], SearchResult | None] = unasked
 
 
 @attrs.frozen
@@ -86,6 +90,11 @@ class SearchTask:
     until: float
     accumulate: int | None = None
     start: tuple[Mesh, Layout] | None = None
+
+    @property
+    def late(self) -> float:
+        """The time until which a search goes on that has found nothing that fits."""
+        return self.until + GRACE * self.options.budget
 
     @property
     def hardware(self) -> Hardware:
