@@ -16,7 +16,7 @@ from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import RECOMPUTED, Layout, Mesh
 from mtfc.compiler.search.found import IN_BYTES, Found, Objective, Price, value_of
 from mtfc.compiler.search.global_layouts.layout_space import space_of
-from mtfc.compiler.search.idle_axes import idle_axes, idle_note
+from mtfc.compiler.search.idle_axes import idle_axes
 from mtfc.compiler.search.pricer import LayoutPricer
 from mtfc.frontend.layouts.layout_text import layout_text, mesh_text, rules_text
 from mtfc.placements.declarations import placement_text
@@ -185,14 +185,13 @@ class LayoutSearchResult:
             notes.append(
                 f"note: a step has {training.accumulate} micro-batches, `accumulate = {training.accumulate}`"
             )
-        if not is_whole(found.layout):
-            notes += [f"note: {each}" for each in idle_note(idle_axes(found.mesh, found.layout))]
         if (reason := why_whole(self)) is not None:
             notes.append(f"note: nothing is split: {reason}")
         if self.fewer is not None:
             used, price = self.fewer
-            idle = f"{found.mesh.devices - used} of {found.mesh.devices} devices are idle"
-            notes.append(f"note: {idle}: on {used} the plan takes {seconds_text(price.seconds)}")
+            axes, idle = ", ".join(idle_axes(found.mesh, found.layout)), found.mesh.devices - used
+            text = f"{idle} of {found.mesh.devices} devices are idle, and on {used} the plan takes"
+            notes.append(f"note: no rule uses {axes}: {text} {seconds_text(price.seconds)}")
         proof = f"{_proven(self)}{_loop_forms(self)}"
         kinds = self.kinds
         notes = [self.figures.text(), *["The best plans of other kinds:"] * bool(kinds), *kinds, *notes]
