@@ -8,9 +8,13 @@ import numpy as np
 import pytest
 
 import mtfc
-from benchmarks import peer_jax, peer_moe, published, shared_cores, soybean, throughput
+from benchmarks import peer_jax, peer_moe, plans, published, shared_cores, soybean, throughput
 from benchmarks.programs import dense_chain
 from benchmarks.shared_cores import Call, CallTime, Recorder, processor_seconds, step_seconds
+from mtfc.compiler.search.usual_layouts import batch_dims
+from mtfc.driver.loading.choice import Choice
+from mtfc.driver.loading.selection import select_program
+from mtfc.driver.loading.sources import Sources
 from tests.harness import lowered
 
 SMALL = {"batch": 32, "io": 16, "hidden": 64}
@@ -151,6 +155,30 @@ BILLIONS = {
     "maxtext-256b": 256,
 }
 """The published numbers of devices and parameters."""
+
+
+@pytest.mark.parametrize("name", plans.MODELS)
+def test_models_of_plans_have_their_sizes(name: str, tmp_path: Path) -> None:
+    """Each model trains, and its batch has a part for each of 256 devices, but for the U-Net and the graph."""
+    planned = plans.MODELS[name]
+    file = planned.file(tmp_path)
+    program = select_program(file, Choice(model=planned.model, dims=planned.dims), Sources())
+    assert program.training is not None
+    parameters = sum(each.type.size for each in program.parameters)
+    if name.startswith("llama"):
+        assert parameters == pytest.approx(float(name.split()[1][:-1]) * 1e9, rel=0.02)
+    if name not in ("unet", "graph network"):
+        assert batch_dims(program.function("forward"))[0].size % 256 == 0
+
+
+def test_plans_are_chosen_by_words() -> None:
+    assert len([*plans.runs([])]) == 6 * len(plans.MODELS)
+    assert [each.title for each in plans.runs(["8b", "64", "h100"])] == ["llama 8b on 64 h100"]
+
+
+def test_the_gap_of_a_plan_is_that_of_the_search(tmp_path: Path) -> None:
+    figure = plans.Run("gru", plans.MODELS["gru"], "h100", 8).figure(tmp_path, 0.1)
+    assert figure.what.startswith("gru on 8 h100: ") and figure.value > 0 and figure.limit == plans.MOST_GAP
 
 
 @pytest.mark.parametrize("run", published.RUNS, ids=lambda run: run.id)

@@ -313,14 +313,14 @@ def test_forms_are_priced_while_there_is_time(late: int, monkeypatch: pytest.Mon
         priced.append(layout)
         return Price(8.0, 1.0, 1, 1, 0, 9.0)
 
-    monkeypatch.setattr(forms_search, "monotonic", lambda: float(len(priced)))
+    monkeypatch.setattr(forms_search, "process_time", lambda: float(len(priced)))
     forms = (Forms("time"), Forms("memory"))
     machine = find_hardware("tpu_v2", {})
     asked = forms_search.FormsSearch(price, "time", machine, forms, prices, 0.5 + late)
     asked.improved(Found(mesh, layouts[0], 9.0, 8.0, 2))
     assert [layout.name for layout in priced] == ["found", "found", "other", "other"][: 1 + late]
     priced.clear()
-    monkeypatch.setattr(forms_search, "monotonic", lambda: inf)
+    monkeypatch.setattr(forms_search, "process_time", lambda: inf)
     assert asked.fitting() is not None, "an answer that comes late is better than none"
     assert [layout.name for layout in priced] == ["found", "found"]
 

@@ -27,7 +27,7 @@ def run(options: Options) -> None:
     from mtfc.cli.command import make_parser
     from mtfc.driver.data.packages import import_package
     from mtfc.driver.help_pages import topics
-    from mtfc.frontend.hardware_targets import library_machines
+    from mtfc.frontend.semantics.names.standard_library import library_machines
 
     shtab = import_package("shtab", "shtab", "completion", "completion")
     parser = make_parser([], with_all_options=True)

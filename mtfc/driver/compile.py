@@ -105,7 +105,8 @@ def _read(options: CompileOptions, sources: Sources) -> tuple[Program | Emitted,
     Instead of a program it may be the text for a placement or a layout of several meshes, which passes do not lower as a whole.
     """
     if is_ir(options.file):
-        return *read_ir(options.file, options.choice, sources), limit_of(options.choice.memory, {})
+        program, level = read_ir(options.file, options.choice, sources)
+        return program, level, limit_of(options.choice.memory, {}, program.layout)
     selection = select(options.file, options.choice, sources, or_placement=True, or_multi_mesh=True)
     case = selection.case
     if not isinstance(case, LayoutOnMesh):

@@ -29,7 +29,8 @@ from mtfc.compiler.ir.core import Function, Program, source_file, walk
 from mtfc.compiler.ir.ops.collectives import KINDS
 from mtfc.driver.errors import FailedRequest, UsageError
 from mtfc.driver.verification import checks
-from mtfc.frontend.hardware_targets import find_hardware, library_machines
+from mtfc.frontend.hardware_targets import find_hardware
+from mtfc.frontend.semantics.names.standard_library import library_machines
 from mtfc.reports.inspection import Inspection, StepFigures
 
 XLA_FOR_CPUS = Device(

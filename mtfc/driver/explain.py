@@ -91,7 +91,8 @@ def recomputation(program: Program, case: LayoutOnMesh, lowered: Program) -> Rec
     """Return the lowered program's step beside the step without the memory limit; None without a limit."""
     if case.limit is None:
         return None
-    without = attrs.evolve(case, limit=None).lower(program)
+    kept = attrs.evolve(case.layout, forms=attrs.evolve(case.layout.forms, recompute=""))
+    without = attrs.evolve(case, layout=kept, limit=None).lower(program)
     before, after = (layout_cost(each, device=case.device) for each in (without, lowered))
     machine = case.limit.hardware.name if case.limit.hardware else None
     return Recomputation(case.limit.memory, machine, before, after)

@@ -244,7 +244,7 @@ class SearchOptions(FileOptions):
     """The options of a search. None leaves a choice to the file or to the machine.
 
     objective: None for the first that the space has. budget: seconds. axes: the most axes of a mesh. why_not: rules, or
-    configurations of operators, to compare with the result.
+    configurations of operators, to compare with the result. what_if: True to search again with other resources.
     """
 
     target: str | None = None
@@ -258,6 +258,7 @@ class SearchOptions(FileOptions):
     budget: float = 60.0
     exhaustive: bool = False
     why_not: str | None = None
+    what_if: bool = False
     chains: ChainOptions = attrs.field(factory=ChainOptions)
 
 

@@ -301,9 +301,11 @@ class Search(MeshLayout):
     layout: rules, or the placement's declaration. optimal: True if nothing in the space is better. lower_bound_seconds: no
     layout of the space takes less. baselines: the seconds of the layouts to compare with. Optional keys belong to layouts
     alone, or to placements alone. utilisation: the share of the peak FLOP/s. memory: bytes of a device by kind. links: seconds
-    of each link. alternatives: the best plans of other kinds, the best first. forms: the entries of the layout's section
-    `forms`. without_forms: for a layout with forms, the best layout without them and its bound; the other bound is then that
-    of layouts with regions on parts.
+    of each link. link_bytes: bytes that a device sends on it. bubbles: the share of the time in which a device of each pipeline
+    is idle. fewer_devices: the devices that a plan with idle ones needs, and its step there. what_if: the plans of `--what-if`.
+    alternatives: the best plans of other kinds, the best first. forms: the entries of the layout's section `forms`.
+    without_forms: for a layout with forms, the best layout without them and its bound; the other bound is then that of layouts
+    with regions on parts.
     """
 
     space: str
@@ -333,10 +335,14 @@ class Search(MeshLayout):
     history: NotRequired[list[dict[str, float]]]
     overlapping_seconds: NotRequired[float]
     nothing_split: NotRequired[str | None]
+    fewer_devices: NotRequired[dict[str, float]]
     utilisation: NotRequired[float]
     examples_per_second: NotRequired[float]
     tokens_per_second: NotRequired[float]
     memory: NotRequired[dict[str, int]]
     links: NotRequired[dict[str, float]]
+    link_bytes: NotRequired[dict[str, int]]
+    bubbles: NotRequired[dict[str, float]]
+    what_if: NotRequired[list[dict[str, Any]]]
     alternatives: NotRequired[list[Alternative]]
     overlapping_baselines: NotRequired[dict[str, float]]

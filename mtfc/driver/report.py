@@ -41,6 +41,7 @@ from mtfc.reports.page.layout_data import ReportedLayout, report_json
 from mtfc.reports.page.mesh_data import ReportedMeshes, meshes_json
 from mtfc.reports.page.placement_data import ReportedPlacement, placements_json
 from mtfc.reports.page.run_data import run_json
+from mtfc.reports.plan_figures import PlanFigures
 
 if TYPE_CHECKING:
     from mtfc.placements.declarations import DeclaredPlacement
@@ -193,8 +194,11 @@ def reported_layout(program: Program, case: LayoutOnMesh, hardware: Hardware) ->
     names = names_by_place(prepared(program, case.mesh, case.layout))
     function = lowered.function("step" if lowered.has_function("step") else "forward")
     sent = list(sent_arrays(function, case.mesh, case.layout, names))
-    step = simulate_layout(lowered, hardware) if has_room(hardware, case.mesh) else None
-    return ReportedLayout(lowered, program.dims, sent, reasons(program), step)
+    if not has_room(hardware, case.mesh):
+        return ReportedLayout(lowered, program.dims, sent, reasons(program), None)
+    step = simulate_layout(lowered, hardware)
+    plan = PlanFigures(program, function, case.mesh, case.layout, hardware, step.step).rows()
+    return ReportedLayout(lowered, program.dims, sent, reasons(program), step, plan)
 
 
 def _hardware(target: str | None, cases: Sequence[Case], selection: Selection, sources: Sources) -> Hardware:
@@ -267,6 +271,7 @@ def _searched(
         "record": record,
         "points": recorder.points,
         "name": layout.name,
+        "kinds": result.kinds,
     }
 
 

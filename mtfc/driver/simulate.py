@@ -25,7 +25,8 @@ from mtfc.driver.loading.selection import LayoutOnMesh, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.loading.target import check_room, machine_of, target_of
 from mtfc.driver.searching.compilation_time import timing_compilation
-from mtfc.frontend.hardware_targets import find_machine, library_machines, raise_no_room
+from mtfc.frontend.hardware_targets import find_machine, raise_no_room
+from mtfc.frontend.semantics.names.standard_library import library_machines
 from mtfc.meshes.multi_mesh_step import multi_mesh_step
 from mtfc.reports.meshes_report import SimulatedMeshes
 from mtfc.reports.step_report import SimulatedLayout, SimulatedStep

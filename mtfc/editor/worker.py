@@ -41,7 +41,10 @@ def best_layout(
     from mtfc.driver.searching.search import search
 
     choice = Choice(model=model, mesh=mesh)
-    return search(SearchOptions(file, choice, target, budget=budget), sources).result.record()
+    found: dict[str, Any] = search(
+        SearchOptions(file, choice, target, budget=budget), sources
+    ).result.record()
+    return found
 
 
 def cost_report(file: str, layout: str | None, target: str | None, sources: EditorSources) -> str:

@@ -81,7 +81,7 @@ def elaborate(
     loader = Loader(Reports(diagnostics), neighbour)
     scope = loader.main(file, dims or {})
     meshes = declare_meshes(declarations_of(file, ast.MeshDecl), scope)
-    hardware = _hardware(file, scope)
+    scope.machines = hardware = _hardware(file, scope)
     for decl in declarations_of(file, ast.FnDecl):
         check_signature(decl, scope)
     check_optimizers(declarations_of(file, ast.OptimizerDecl), scope)

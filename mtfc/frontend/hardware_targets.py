@@ -11,17 +11,11 @@ from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.diagnostics import CompileError, Diagnostics, Span, failure
 from mtfc.frontend.elaborate import elaborate
 from mtfc.frontend.semantics.names.scope import Scope
-from mtfc.frontend.semantics.names.standard_library import FOLDER, SHOWN
+from mtfc.frontend.semantics.names.standard_library import HARDWARE, SHOWN, library_machines
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.parser import parse
 
-HARDWARE = FOLDER / "hardware"
 OPTION = "<--target>"
-
-
-def library_machines() -> tuple[str, ...]:
-    """Return the names of the library's machines: each has a file of that name."""
-    return tuple(sorted(path.stem for path in HARDWARE.glob("*.mtf")))
 
 
 def is_path(target: str) -> bool:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import attrs
 
 from mtfc.compiler.cost.device_models import expected_memory
+from mtfc.compiler.cost.hardware import Hardware
+from mtfc.compiler.cost.serial_time import sent_on_lanes
 from mtfc.compiler.cost.sizes import whole
 from mtfc.compiler.cost.step_time import StepTime, step_time
+from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.core import Function, Program
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Layout, Mesh
@@ -19,7 +22,7 @@ from mtfc.compiler.search.found import Price
 from mtfc.compiler.search.pricer import LayoutPricer
 from mtfc.compiler.search.usual_layouts import batch_dims
 from mtfc.frontend.layouts.layout_text import rules_text
-from mtfc.reports.step_report import lanes_text, seconds_text
+from mtfc.reports.step_report import seconds_text
 
 KINDS = 4
 """The most plans of other kinds that are shown."""
@@ -35,28 +38,32 @@ TITLES = {
 
 @attrs.frozen(slots=False, eq=False)
 class PlanFigures:
-    """The figures of one plan of a program on a machine."""
+    """The figures of one plan of a program on a machine. function: one processor's program. step: its simulated step."""
 
     program: Program
-    pricer: LayoutPricer
+    function: Function
     mesh: Mesh
     layout: Layout
+    hardware: Hardware
+    step: StepTime
 
-    @cached_property
-    def function(self) -> Function:
-        """One processor's program."""
-        return self.pricer.lowered(self.mesh, self.layout)
-
-    @cached_property
-    def step(self) -> StepTime:
-        """The simulated step."""
-        return step_time(self.function, self.mesh, self.pricer.hardware)
+    @classmethod
+    def priced(cls, program: Program, pricer: LayoutPricer, mesh: Mesh, layout: Layout) -> PlanFigures:
+        """Return the figures of a plan that a search found."""
+        function, hardware = pricer.lowered(mesh, layout), pricer.hardware
+        return cls(program, function, mesh, layout, hardware, step_time(function, mesh, hardware))
 
     @cached_property
     def memory(self) -> dict[str, int]:
         """The bytes of a device by kind."""
-        found = expected_memory(self.function, self.mesh, self.pricer.hardware.device)
+        found = expected_memory(self.function, self.mesh, self.hardware.device)
         return {name: whole(amount) for name, amount in found.parts().items()}
+
+    @cached_property
+    def sent(self) -> dict[str, int]:
+        """The bytes that a device sends on each link."""
+        found = sent_on_lanes(self.function, Topology.of(self.mesh, self.hardware))
+        return {lane: round(bytes) for lane, bytes in found.items()}
 
     @cached_property
     def batch(self) -> dict[str, int]:
@@ -71,6 +78,15 @@ class PlanFigures:
             found["tokens"] = times * prod(dim.size for dim in first.dims)
         return found
 
+    @property
+    def bubbles(self) -> dict[str, float]:
+        """The share of the time in which a device of each pipeline is idle: (S - 1) / (M C + S - 1)."""
+        waits = {
+            each.loop: self.mesh.size(self.layout.rules.get(each.loop)) - 1 for each in self.layout.pipelines
+        }
+        works = {each.loop: each.micro_batches * each.chunks for each in self.layout.pipelines}
+        return {loop: wait / (works[loop] + wait) for loop, wait in waits.items()}
+
     def record(self) -> dict[str, Any]:
         """Return the JSON record."""
         seconds = self.step.seconds
@@ -79,24 +95,32 @@ class PlanFigures:
             **{f"{name}_per_second": number / seconds for name, number in self.batch.items() if seconds},
             "memory": self.memory,
             "links": dict(self.step.busy),
+            "link_bytes": self.sent,
+            "bubbles": self.bubbles,
         }
 
-    def text(self) -> str:
-        """Return the figures as sentences."""
-        seconds = self.step.seconds
+    def rows(self) -> list[tuple[str, str]]:
+        """Return the figures as pairs of a title and a text, for reports and pages."""
+        seconds, device = self.step.seconds, self.hardware.device
         rates = [f"{number / seconds:,.0f} {name}/s" for name, number in self.batch.items() if seconds]
-        reached = ", ".join([f"{self.step.utilisation:.1%} of the peak FLOP/s", *rates])
         kinds = [
             f"{title} {bytes_text(self.memory[name])}" for name, title in TITLES.items() if self.memory[name]
         ]
-        limit = bytes_text(int(self.pricer.hardware.device.memory))
-        links = lanes_text("Links in use", self.step.busy)
-        parts = [
-            f"Found: {reached}.",
-            f"Memory of {limit}: {', '.join(kinds)}." if kinds else "",
-            f"{links}." if links else "",
+        links = [
+            f"{lane} {seconds_text(busy)} for {bytes_text(self.sent.get(lane, 0))}"
+            for lane, busy in self.step.busy.items()
         ]
-        return " ".join(filter(None, parts))
+        found = {
+            "Step": [seconds_text(seconds), f"{self.step.utilisation:.1%} of the peak FLOP/s", *rates],
+            f"Memory of {bytes_text(int(device.memory)) if device.memory < inf else 'a device'}": kinds,
+            "Links in use": links,
+            "Idle in a pipeline": [f"{share:.1%} along {loop}" for loop, share in self.bubbles.items()],
+        }
+        return [(title, ", ".join(texts)) for title, texts in found.items() if texts]
+
+    def text(self) -> str:
+        """Return the figures as sentences."""
+        return " ".join(f"{title}: {text}." for title, text in self.rows())
 
 
 def kind_of(program: Program, layout: Layout) -> tuple[bool, ...]:
@@ -124,8 +148,24 @@ def comparison(mesh: Mesh, layout: Layout, price: Price, best: Price) -> str:
     """Return a plan of another kind, and why it lost."""
     waits = [each.seconds - each.compute for each in (price, best)]
     computes = _more("computes", price.compute - best.compute)
-    split = f"{{ {rules_text(layout)} }} on [{mesh.axes_text}]"
-    return f"{seconds_text(price.seconds)}: {split} {computes}, {_more('waits', waits[0] - waits[1])}"
+    return f"{seconds_text(price.seconds)}: {plan_text(mesh, layout)} {computes}, {_more('waits', waits[0] - waits[1])}"
+
+
+def plan_record(mesh: Mesh, layout: Layout, price: Price) -> dict[str, Any]:
+    """Return the JSON record of a plan of another kind, or with other resources."""
+    return {
+        "mesh": mesh.sizes,
+        "layout": rules_text(layout),
+        "step_seconds": price.seconds,
+        "compute_seconds": price.compute,
+        "memory_per_device": price.tiled,
+    }
+
+
+def plan_text(mesh: Mesh, layout: Layout) -> str:
+    """Return a plan on one line."""
+    rules = rules_text(layout)
+    return f"{f'{{ {rules} }}' if rules else '{}'} on [{mesh.axes_text}]"
 
 
 def _more(verb: str, seconds: float) -> str:

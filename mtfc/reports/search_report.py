@@ -13,15 +13,15 @@ import attrs
 from mtfc.compiler.cost.device_graph import Machine
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import bytes_text
-from mtfc.compiler.ir.types import Layout, Mesh
+from mtfc.compiler.ir.types import RECOMPUTED, Layout, Mesh
 from mtfc.compiler.search.found import IN_BYTES, Found, Objective, Price, value_of
 from mtfc.compiler.search.global_layouts.layout_space import space_of
-from mtfc.compiler.search.idle_axes import idle_axes, idle_note
+from mtfc.compiler.search.idle_axes import idle_axes
 from mtfc.compiler.search.pricer import LayoutPricer
 from mtfc.frontend.layouts.layout_text import layout_text, mesh_text, rules_text
 from mtfc.placements.declarations import placement_text
 from mtfc.reports.array_summary import finite
-from mtfc.reports.plan_figures import PlanFigures, comparison, others
+from mtfc.reports.plan_figures import PlanFigures, comparison, others, plan_record
 from mtfc.reports.step_report import seconds_text
 from mtfc.reports.table import aligned, devices_text, free_name, wrapped
 
@@ -71,19 +71,23 @@ class LayoutSearchResult:
         return self.pricer(self.found.mesh, self.found.layout)
 
     @property
-    def is_recomputed(self) -> bool:
-        """True if the result fits only if the backward pass computes values again."""
-        return self.pricer.must_recompute(self.found.mesh, self.found.layout)
-
-    @property
     def compared(self) -> dict[str, Price]:
         """The prices of the layouts to compare with."""
         return {name: self.pricer(*each) for name, each in self.others.items()}
 
     @cached_property
+    def fewer(self) -> tuple[int, Price] | None:
+        """The number of devices that the result needs if some are idle, and its price on them."""
+        mesh, layout = self.found.mesh, self.found.layout
+        idle = idle_axes(mesh, layout)
+        axes = [each for each in mesh.axes if each[0] not in idle] or [(mesh.axes[0][0], 1)]
+        used = attrs.evolve(mesh, axes=tuple(axes))
+        return (used.devices, self.pricer(used, layout)) if idle else None
+
+    @cached_property
     def figures(self) -> PlanFigures:
         """The figures of the result."""
-        return PlanFigures(self.program, self.pricer, self.found.mesh, self.found.layout)
+        return PlanFigures.priced(self.program, self.pricer, self.found.mesh, self.found.layout)
 
     @property
     def alternatives(self) -> list[tuple[Mesh, Layout, Price]]:
@@ -93,11 +97,20 @@ class LayoutSearchResult:
         found, room = (self.found.mesh, self.found.layout), self.pricer.hardware.device.memory
         return [*others(self.program, self.pricer.known, found, room)]
 
+    @property
+    def kinds(self) -> list[str]:
+        """The best plans of other kinds, and why they lost."""
+        return [comparison(*each, self.price) for each in self.alternatives]
+
     def record(self) -> dict[str, Any]:
         """Return the JSON record. With memory or sent bytes as the objective, the bound is in bytes."""
         found, price = self.found, self.price
         in_seconds, seconds = self.objective not in IN_BYTES, self.seconds_of(self.price)
         cuts = {"bytes_after_cuts": [round(each) for each in found.cuts]} if found.cuts else {}
+        fewer = {}
+        if self.fewer is not None:
+            used, there = self.fewer
+            fewer = {"fewer_devices": {"devices": used, "step_seconds": there.seconds}}
         plain = (
             {"without_forms": _without_forms(found.without_forms, in_seconds)} if found.without_forms else {}
         )
@@ -121,24 +134,16 @@ class LayoutSearchResult:
             "bytes_sent": price.sent,
             "objective_bytes": None if in_seconds else round(found.objective),
             "memory_per_device": _memory(price, self),
-            "recomputed": self.is_recomputed,
+            "recomputed": bool(found.layout.forms.recompute),
             "baselines": {name: self.seconds_of(each) for name, each in self.compared.items()},
             "overlapping_seconds": price.seconds,
             "nothing_split": why_whole(self),
             "overlapping_baselines": {name: each.seconds for name, each in self.compared.items()},
             **self.figures.record(),
-            "alternatives": [
-                {
-                    "mesh": mesh.sizes,
-                    "layout": rules_text(layout),
-                    "step_seconds": price.seconds,
-                    "compute_seconds": price.compute,
-                    "memory_per_device": price.tiled,
-                }
-                for mesh, layout, price in self.alternatives
-            ],
+            "alternatives": [plan_record(*each) for each in self.alternatives],
             **plain,
             **cuts,
+            **fewer,
         }
 
     def report(self) -> str:
@@ -173,21 +178,22 @@ class LayoutSearchResult:
             f"Memory is that of one device, which has {bytes_text(int(hardware.device.memory))}. In a step, communication "
             f"overlaps with independent computation. {COMPARED[self.objective]}"
         ]
-        if self.is_recomputed:
-            notes.append(
-                f"note: this layout fits with `--memory {hardware.name}`, which computes values again"
-            )
+        if (limit := found.layout.forms.recompute) and limit not in RECOMPUTED:
+            notes.append(f"note: this layout fits with `recompute: {limit}`, which computes values again")
         training = self.program.training
         if training is not None and training.accumulate > 1:
             notes.append(
                 f"note: a step has {training.accumulate} micro-batches, `accumulate = {training.accumulate}`"
             )
-        if not is_whole(found.layout):
-            notes += [f"note: {each}" for each in idle_note(idle_axes(found.mesh, found.layout))]
         if (reason := why_whole(self)) is not None:
             notes.append(f"note: nothing is split: {reason}")
+        if self.fewer is not None:
+            used, price = self.fewer
+            axes, idle = ", ".join(idle_axes(found.mesh, found.layout)), found.mesh.devices - used
+            text = f"{idle} of {found.mesh.devices} devices are idle, and on {used} the plan takes"
+            notes.append(f"note: no rule uses {axes}: {text} {seconds_text(price.seconds)}")
         proof = f"{_proven(self)}{_loop_forms(self)}"
-        kinds = [comparison(*each, self.price) for each in self.alternatives]
+        kinds = self.kinds
         notes = [self.figures.text(), *["The best plans of other kinds:"] * bool(kinds), *kinds, *notes]
         wrapped_notes = [line for note in notes for line in wrapped(note.split(), 2)]
         return _report(
@@ -281,13 +287,13 @@ def _loop_forms(result: LayoutSearchResult) -> str:
     """Return what sums after loops and unrolled loops save, or an empty text where the layout has neither."""
     found = result.found
     forms = found.layout.forms
-    if forms == forms.without_loop_forms or result.objective != "serial":
-        return ""
-    plain = attrs.evolve(found.layout, forms=forms.without_loop_forms)
-    before = result.pricer(found.mesh, plain).seconds
-    less = 100 * (1 - over(result.price.seconds, before))
     parts = ["sums after loops"] if forms.sums == "after" else []
     parts += [f"{forms.unroll} iterations of a loop in one"] if forms.unroll > 1 else []
+    if not parts or result.objective != "serial":
+        return ""
+    plain = attrs.evolve(found.layout, forms=attrs.evolve(forms, sums="inside", unroll=1))
+    before = result.pricer(found.mesh, plain).seconds
+    less = 100 * (1 - over(result.price.seconds, before))
     return f" With {' and '.join(parts)}, the step with overlap takes {less:.2g}% less."
 
 

@@ -52,11 +52,6 @@ class UnfitRules:
     reason: str
     least: int | None = None
 
-    @property
-    def files(self) -> set[str]:
-        """No files: the report shows no lines."""
-        return set()
-
     def record(self) -> dict[str, Any]:
         """Return the JSON record."""
         nothing = dict.fromkeys(("mesh", "layout", "optimal", "objective_seconds"))
@@ -87,11 +82,6 @@ class LayoutDifference:
             for found in (self.best.found, self.found)
         )
         return one, other
-
-    @property
-    def files(self) -> set[str]:
-        """The files whose lines the report shows."""
-        return {charge.span.file for each in self.priced for charge in each.charges if charge.span}
 
     def record(self) -> dict[str, Any]:
         """Return the price of the best layout with the rules, and the difference in the form of `mtfc diff`."""
@@ -188,11 +178,6 @@ class PlacementDifference:
         one, other = self.both
         memory = int(one.memory.max()), int(other.memory.max())
         return {"time": (one.seconds, other.seconds), "sent": (one.sent, other.sent), "memory": memory}
-
-    @property
-    def files(self) -> set[str]:
-        """The files whose lines the report shows."""
-        return {each.line[0] for each in self.lines} - {""}
 
     def record(self) -> dict[str, Any]:
         """Return the best placement with the configurations, and the difference: figures in pairs, by line of the file."""

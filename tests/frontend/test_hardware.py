@@ -12,7 +12,8 @@ from mtfc.compiler.ir.types import Mesh
 from mtfc.driver.loading.target import check_room
 from mtfc.frontend.elaborate import Module, elaborate
 from mtfc.frontend.hardware.declarations import hardware_text
-from mtfc.frontend.hardware_targets import HARDWARE, find_hardware, library_machines, machine_in_file
+from mtfc.frontend.hardware_targets import find_hardware, machine_in_file
+from mtfc.frontend.semantics.names.standard_library import HARDWARE, library_machines
 from mtfc.frontend.syntax.format import format_source
 from mtfc.frontend.syntax.parser import parse
 

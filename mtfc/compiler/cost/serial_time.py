@@ -15,6 +15,7 @@ from mtfc.compiler.ir.core import Equation, Function
 from mtfc.compiler.ir.loops import dim_of, region_of
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.collectives import axes_of, kind_of
+from mtfc.compiler.ir.types import Axes
 
 
 def seconds_of(function: Function, topology: Topology, device: Device) -> tuple[float, float]:
@@ -36,6 +37,25 @@ def communication_of(function: Function, topology: Topology) -> float:
 
 def lanes_of(eqn: Equation, topology: Topology) -> Mapping[str, float]:
     """Return the seconds of a collective on each lane that it uses."""
+    return topology.seconds(*_sending(eqn, topology))
+
+
+def sent_on_lanes(function: Function, topology: Topology) -> dict[str, float]:
+    """Return the bytes that one device sends on each lane in one execution of a placed function."""
+    found: dict[str, float] = {}
+    for eqn in function.body:
+        times, sent = 1, dict[str, float]()
+        if eqn.regions:
+            times, sent = dim_of(eqn).size, sent_on_lanes(region_of(eqn), topology)
+        elif has_trait(eqn, "sends"):
+            sent = topology.sent(*_sending(eqn, topology))
+        for lane, bytes in sent.items():
+            found[lane] = found.get(lane, 0.0) + times * bytes
+    return found
+
+
+def _sending(eqn: Equation, topology: Topology) -> tuple[str, Axes, int, int | None]:
+    """Return the kind and the axes of a collective, the bytes of the operands, and the distance of a shift."""
     size = sum(value.type.local_bytes(topology.mesh) for value in eqn.operands)
     by = eqn.attrs.get("by")
-    return topology.seconds(kind_of(eqn), axes_of(eqn), size, abs(by) if isinstance(by, int) else None)
+    return kind_of(eqn), axes_of(eqn), size, abs(by) if isinstance(by, int) else None

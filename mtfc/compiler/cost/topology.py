@@ -204,6 +204,18 @@ class Topology:
                 times = {side.lane.name: seconds for sides, seconds in together for side in sides}
         return found | times
 
+    def sent(self, kind: str, axes: Axes, local_bytes: float, hops: int | None = None) -> dict[str, float]:
+        """Return the bytes that one device sends on each lane of a collective: the rest of its seconds is latency."""
+        sending, crossings = SENDINGS[kind], self.crossings(axes)
+        whole = sending.whole_bytes(local_bytes, self.mesh.size(axes))
+        waiting, seconds = (self.seconds(kind, axes, size, hops) for size in (0.0, local_bytes))
+        is_shift = sending.pattern == "permutation" and hops is not None
+        rates = {
+            c.lane.name: self.bandwidth(c, sending.kind, whole) / (2 if c.is_ring and is_shift else 1)
+            for c in crossings
+        }
+        return {lane: (seconds[lane] - waiting[lane]) * rate for lane, rate in rates.items()}
+
     def _copy(self, c: Crossing, sending: Sending, local: float, whole: float) -> float:
         """Return the seconds in a shared memory, where each device copies the data that it receives."""
         members = self.used[c.lane.name] if sending.pattern == "permutation" else c.size

@@ -150,13 +150,18 @@ SUMS = ("inside", "after")
 """The forms of the pass `place-reductions`: where large sums that loops stack are completed, if both send as much."""
 
 
+RECOMPUTED = ("full", "minimal", "selective", "alternate")
+"""The words of the pass `recompute`, which say what the backward pass computes again."""
+
+
 @frozen
 class Forms:
     """The choices of a layout that say how equations are computed, and change no results.
 
     regions: the form of the pass `split-regions`. flops_per_byte: the balance of the pass `join-dots`; 0 if no dots are joined.
     groups: the form of the pass `spread-groups`. unroll: the most iterations of the pass `unroll-loops`; 1 if none is unrolled.
-    sums: the form of the pass `place-reductions`.
+    sums: the form of the pass `place-reductions`. recompute: a word of `RECOMPUTED`; a machine or bytes, for a step that fits
+    into this memory by computing values again; empty if all values are kept.
     """
 
     regions: str = "never"
@@ -164,10 +169,11 @@ class Forms:
     groups: str = "cheaper"
     unroll: int = 1
     sums: str = "inside"
+    recompute: str | int = ""
 
     @property
     def without_loop_forms(self) -> Forms:
-        """The forms without `sums` and `unroll`, which change only what is sent while something else is computed."""
+        """The forms without `sums`, `unroll` and `recompute`, which change only when something is sent or computed."""
         return Forms(self.regions, self.flops_per_byte, self.groups)
 
     @property
@@ -181,6 +187,7 @@ class Forms:
             "groups": self.groups,
             "unroll": self.unroll,
             "sums": self.sums,
+            "recompute": self.recompute,
         }
         return {key: value for key, value in found.items() if value != DEFAULTS[key]}
 
@@ -193,7 +200,8 @@ class Forms:
         known = {**DEFAULTS, **entries}
         regions, groups, sums = (str(known[key]) for key in ("regions", "groups", "sums"))
         balance = int(known["flops_per_byte"]) if known["dots"] == "joined" else 0
-        return cls(regions, balance, groups, int(known["unroll"]), sums)
+        recompute = known["recompute"] if isinstance(known["recompute"], str) else int(known["recompute"])
+        return cls(regions, balance, groups, int(known["unroll"]), sums, recompute)
 
 
 FORMS: Mapping[str, tuple[str, ...]] = {
@@ -203,13 +211,18 @@ FORMS: Mapping[str, tuple[str, ...]] = {
     "groups": GROUPS,
     "unroll": (),
     "sums": SUMS,
+    "recompute": RECOMPUTED,
 }
-"""The words of each entry of a layout's `forms`; without words it is a number of at least 1."""
+"""The words of each entry of a layout's `forms`; without words it is a number of at least 1.
+
+`recompute` takes machines and bytes, too.
+"""
 
 DEFAULTS: Mapping[str, str | float] = {
     **{key: words[0] for key, words in FORMS.items() if words},
     "flops_per_byte": FLOPS_PER_BYTE,
     "unroll": 1,
+    "recompute": "",
 }
 """The value of each entry that is not written."""
 
@@ -221,6 +234,9 @@ def is_form(key: str, value: str | float) -> bool:
     """Return True if an entry of `forms` may have a value."""
     if key not in FORMS:
         return False
+    if key == "recompute":
+        is_name = isinstance(value, str) and value.isascii() and value.isidentifier()
+        return is_name or (type(value) is int and 1 <= value < 2**63)
     return value in FORMS[key] if FORMS[key] else type(value) is int and 1 <= value <= MOST_FLOPS_PER_BYTE
 
 

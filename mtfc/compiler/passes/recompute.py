@@ -15,7 +15,8 @@ Copies of equations of a function would all need each other at once: the first e
 forward pass. So the forward pass is cut into stretches where few bytes cross, and what crosses is kept. The operands of copies
 stand behind `after`, or XLA would find that copies equal their originals.
 
-A word in place of a limit names what the loops keep (`KEPT`). Code outside of loops then stays as it is.
+A word in place of a limit names what the loops keep (`KEPT`). Code outside of loops then stays as it is. Without a limit, the
+word or the bytes in the `forms` of the layout count. The driver finds the machine that `forms` may name.
 
 A loop with `checkpoint` stays as it is: it recomputes all that it can. What `jax.checkpoint` computes again stands behind `after`
 already, which waits for nothing: there it gets the array to wait for, with or without a memory limit.
@@ -120,7 +121,8 @@ class Recompute(Pass):
 
     def run(self, program: Program) -> Program:
         program = program.map_functions(lambda function: _waiting(function, program.placed_on))
-        limit = self.memory
+        written = program.layout.forms.recompute if program.layout else ""
+        limit = self.memory or (written if written in KEPT or isinstance(written, int) else 0)
         if not limit:
             return program
         prices = Prices(program.placed_on, self.hardware or TYPICAL)

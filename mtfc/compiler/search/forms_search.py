@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from math import inf
-from time import monotonic
+from time import process_time
 
 import attrs
 
@@ -92,7 +92,7 @@ class RecordedPricing:
 
 @attrs.frozen
 class FormsSearch:
-    """A search for the forms of layouts. forms: those that are tried. until: its end, a time of `monotonic`.
+    """A search for the forms of layouts. forms: those that are tried. until: its end, a time of `process_time`.
 
     prices: those of layouts without forms. given: layouts with forms that are tried, too.
     """
@@ -156,7 +156,7 @@ class FormsSearch:
         yield from self.given
         for i, (mesh, layout) in enumerate(without):
             for forms in self.forms:
-                if monotonic() > self.until and (i or not is_needed):
+                if process_time() > self.until and (i or not is_needed):
                     return
                 yield mesh, attrs.evolve(layout, forms=forms)
 

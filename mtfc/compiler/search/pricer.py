@@ -17,7 +17,7 @@ from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.cost.volumes import charges, total
 from mtfc.compiler.ir.core import Function, Program
 from mtfc.compiler.ir.printer import print_program
-from mtfc.compiler.ir.types import Layout, Mesh
+from mtfc.compiler.ir.types import RECOMPUTED, Layout, Mesh
 from mtfc.compiler.passes.pipelines import (
     differentiation,
     layout_assignment,
@@ -45,7 +45,7 @@ class LayoutPricer:
     recomputes: bool = False
     model: Program | None = None
     known: dict[tuple[Mesh, Layout], Price] = attrs.field(factory=dict)
-    alike: dict[tuple[bytes, int, str], Price] = attrs.field(factory=dict)
+    alike: dict[tuple[object, ...], Price] = attrs.field(factory=dict)
 
     @classmethod
     def of(cls, program: Program, hardware: Hardware, recomputes: bool = False) -> LayoutPricer:
@@ -79,22 +79,27 @@ class LayoutPricer:
             placed = self._placed(mesh, layout)
             named = Layout("", values=layout.values)
             text = print_program(attrs.evolve(placed, layout=named))
-            key = blake2b(text.encode()).digest(), layout.forms.unroll, layout.forms.sums
+            late = layout.forms.unroll, layout.forms.sums, layout.forms.recompute
+            key = blake2b(text.encode()).digest(), *late
             if key not in self.alike:
                 self.alike[key] = self._price(self._lowered(placed), mesh)
             self.known[mesh, layout] = self.alike[key]
         return self.known[mesh, layout]
 
-    def must_recompute(self, mesh: Mesh, layout: Layout) -> bool:
-        """Return True if a layout fits only where the backward pass computes values again."""
-        if not self.recomputes:
-            return False
+    def recomputed(self, mesh: Mesh, layout: Layout, limit: str | int) -> Layout:
+        """Return a layout that names the limit, if the layout fits only where the backward pass computes values again."""
+        if not self.recomputes or layout.forms.recompute:
+            return layout
         keeping = attrs.evolve(self, recomputes=False, known={}, alike={})
-        return keeping(mesh, layout).tiled > self.hardware.device.memory
+        if keeping(mesh, layout).tiled <= self.hardware.device.memory:
+            return layout
+        named = attrs.evolve(layout, forms=attrs.evolve(layout.forms, recompute=limit))
+        self.known[mesh, named] = self(mesh, layout)
+        return named
 
     def _lowered(self, placed: Program) -> Function:
-        passes = spmd_lowering()
-        if self.recomputes:
+        passes, written = spmd_lowering(), placed.layout.forms.recompute if placed.layout else ""
+        if written not in RECOMPUTED and (self.recomputes or written):
             passes = within_memory(passes, limit_on(self.hardware, must_fit=False))
         for each in passes:
             placed = each.run(placed)

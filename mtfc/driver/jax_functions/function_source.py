@@ -160,8 +160,8 @@ class FunctionSource:
 
         return Plan(self.imported.imported, case, self.imported.function)
 
-    def plan_text(self, mesh: Mesh, layout: Layout, limit: Recompute | None) -> str:
-        return self.plan(LayoutOnMesh(mesh, layout, limit=limit)).text()
+    def plan_text(self, mesh: Mesh, layout: Layout) -> str:
+        return self.plan(LayoutOnMesh(mesh, layout)).text()
 
 
 def is_function(text: str) -> bool:

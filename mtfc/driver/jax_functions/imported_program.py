@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from time import monotonic
+from time import process_time
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
@@ -22,7 +22,7 @@ from mtfc.driver.errors import UsageError, in_python, public
 from mtfc.driver.jax_functions.plan import Plan, fingerprint, machine, read_plan
 from mtfc.driver.jax_functions.xla_faults import met_faults
 from mtfc.driver.loading.layout_targets import layout_targets
-from mtfc.driver.loading.memory_limit import limit_of
+from mtfc.driver.loading.memory_limit import limit_of, written_limit
 from mtfc.driver.loading.selection import ONE_DEVICE, LayoutOnMesh
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.values import (
@@ -121,9 +121,9 @@ class ImportedProgram:
         memory: the memory of a device, such as "80GiB", or a machine; the backward pass of `plan.step` computes values again that
         would not fit. Raises `CompileError` for an illegal layout, and for dimensions that the program lacks.
         """
-        limit = limit_of(memory_option(memory), {})
-        case = attrs.evolve(self._case(layout_option(layout), mesh_option(mesh)), limit=limit)
-        return Plan(self.imported, case, self.function)
+        case = self._case(layout_option(layout), mesh_option(mesh))
+        limit = limit_of(memory_option(memory), {}, case.layout)
+        return Plan(self.imported, attrs.evolve(case, limit=limit), self.function)
 
     def _case(self, layout: str | None, mesh: str | None) -> LayoutOnMesh:
         sources, diagnostics = Sources(), Diagnostics()
@@ -159,7 +159,6 @@ class ImportedProgram:
         do. recompute: False if `plan.step` may not compute values again in the backward pass, under layouts that would not fit.
         Raises `NothingFits` if no layout fits into the memory.
         """
-        from mtfc.compiler.passes.recompute import limit_on
         from mtfc.compiler.search.found import NothingFits
         from mtfc.compiler.search.pricer import LayoutPricer
         from mtfc.compiler.search.usual_layouts import joined, starting_layouts
@@ -167,7 +166,7 @@ class ImportedProgram:
         from mtfc.driver.searching.search import SPACES
 
         seconds_option("budget", budget)
-        until = monotonic() + budget
+        until = process_time() + budget
         one_of("objective", objective, SPACES["plan"].objectives)
         hardware = machine(target)
         if devices is not None and (type(devices) is not int or devices < 1):
@@ -189,15 +188,17 @@ class ImportedProgram:
         except NothingFits as error:
             raise NothingFits(in_python(str(error))) from None
         layout = attrs.evolve(found.layout, name="plan")
-        limit = limit_on(hardware) if pricer.must_recompute(found.mesh, found.layout) else None
+        layout = pricer.recomputed(found.mesh, layout, written_limit(hardware, {}))
+        limit = limit_of(None, {}, layout)
         used = found.mesh if mesh is not None else without_idle_axes(found.mesh, layout)
         return Plan(self.imported, LayoutOnMesh(used, layout, limit=limit), self.function, found, hardware)
 
     def without_faults(self, best: BestLayout, known: Sequence[tuple[Mesh, Layout]], until: float) -> Found:
         """Return the best layout whose `plan.apply` meets no known fault of XLA, or the best of all if each meets one.
 
-        best: a search until a time of `monotonic`, with rules that its layout must have and layouts to start from. A layout that
-        meets a fault has dimensions that cause it. The search runs again with these whole, for a quarter of its time or more.
+        best: a search until a time of `process_time`, with rules that its layout must have and layouts to start from. A layout
+        that meets a fault has dimensions that cause it. The search runs again with these whole, for a quarter of its time or
+        more.
         Raises `NothingFits`.
         """
         from mtfc.compiler.search.found import NothingFits
@@ -206,13 +207,13 @@ class ImportedProgram:
             used = without_idle_axes(mesh, layout)
             return {dim for each in met_faults(self.imported, layout.rules.by_dim, used) for dim in each.dims}
 
-        whole, share = self.unsplit(), (until - monotonic()) / 4
+        whole, share = self.unsplit(), (until - process_time()) / 4
         first = found = best(whole, known, until)
         while split := causes(found.mesh, found.layout):
             rules = (*whole.rules.axes, *((dim, ()) for dim in sorted(split)))
             whole, known = attrs.evolve(whole, rules=Rules(rules)), [x for x in known if not causes(*x)]
             try:
-                found = best(whole, known, max(until, monotonic() + share))
+                found = best(whole, known, max(until, process_time() + share))
             except NothingFits:
                 found = first
             if found.is_interrupted or split & causes(found.mesh, found.layout):

@@ -13,8 +13,7 @@ import attrs
 from mtfc.backends.common.devices import Unavailable, jax
 from mtfc.compiler.ir.core import Function, Program, walk
 from mtfc.compiler.ir.printer import bytes_text
-from mtfc.compiler.ir.types import ARRAY_DTYPES, Axes, Forms, Layout, Mesh, Rules, TensorType
-from mtfc.compiler.passes.recompute import KEPT, Recompute
+from mtfc.compiler.ir.types import ARRAY_DTYPES, Axes, Forms, Layout, Mesh, Rules, TensorType, is_form
 from mtfc.compiler.search.idle_axes import idle_axes, idle_note
 from mtfc.driver.data.files import parsed_json, read_bytes, readable_texts, write_text
 from mtfc.driver.errors import UsageError, public
@@ -29,6 +28,7 @@ from mtfc.driver.jax_functions.shardings import (
     unsaid,
 )
 from mtfc.driver.jax_functions.xla_faults import MetFault, met_faults, warn_of
+from mtfc.driver.loading.memory_limit import limit_of, written_limit
 from mtfc.driver.loading.selection import LayoutOnMesh
 from mtfc.frontend.jaxpr.importing import Imported, Leaf
 from mtfc.frontend.jaxpr.tracing import by_place, value_of
@@ -535,13 +535,15 @@ class Plan:
 
     def text(self) -> str:
         """Return the text of the file that `save` writes."""
-        layout = self.case.layout
+        layout, limit = self.case.layout, self.case.limit
+        limit = None if limit == limit_of(None, {}, layout) else limit
+        machine = written_limit(limit.hardware, {}) if limit and limit.hardware else None
         record = {
             "format": FORMAT,
             "program": fingerprint(self.imported.program),
             "mesh": self.case.mesh.sizes,
-            "memory": self.case.limit.memory if self.case.limit else None,
-            "machine": _machine_name(self.case.limit),
+            "memory": limit.memory if limit else None,
+            "machine": machine if isinstance(machine, str) else None,
             "layout": {
                 **{name: _record(getattr(layout, name)) for name in ("rules", "params", "optimizer")},
                 "values": {path: _record(rules) for path, rules in layout.values},
@@ -597,28 +599,11 @@ def case_of(record: Mapping[str, Any]) -> LayoutOnMesh:
     values = tuple((str(path), rules(entries)) for path, entries in layout["values"].items())
     mesh = Mesh("mesh", tuple((str(name), int(size)) for name, size in record["mesh"].items()))
     stored = rules(layout["params"]), rules(layout.get("optimizer", {}))
-    memory = record.get("memory")
-    wanted = str(memory) if memory in KEPT else int(memory or 0)
-    limit = Recompute(wanted, hardware=_machine_named(record.get("machine"))) if memory else None
     forms = Forms.of(layout.get("forms", {}))
-    return LayoutOnMesh(
-        mesh, Layout("plan", rules(layout["rules"]), *stored, values, forms=forms), limit=limit
-    )
-
-
-def _machine_name(limit: Recompute | None) -> str | None:
-    """Return the name of a limit's machine, if it is one of the library."""
-    hardware = limit.hardware if limit else None
-    return hardware.name if hardware is not None and hardware == _machine_named(hardware.name) else None
-
-
-def _machine_named(name: str | None) -> Hardware | None:
-    """Return the machine of the library with this name, as equal devices; None for others."""
-    from mtfc.compiler.cost.hardware import Hardware
-    from mtfc.frontend.hardware_targets import find_machine, library_machines
-
-    found = find_machine(name, {}) if name in library_machines() else None
-    return found if isinstance(found, Hardware) else None
+    plan = Layout("plan", rules(layout["rules"]), *stored, values, forms=forms)
+    memory, machine = record.get("memory"), record.get("machine")
+    at = f"@{machine}" if machine and is_form("recompute", machine) else ""
+    return LayoutOnMesh(mesh, plan, limit=limit_of(f"{memory}{at}" if memory else None, {}, plan))
 
 
 def read_plan(path: str) -> tuple[LayoutOnMesh, str]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 BestLayout = Callable[["Layout", Sequence[tuple["Mesh", "Layout"]], float], "Found"]
-"""Searches with rules that the layout must have, and layouts to start from, until a time of `monotonic`."""
+"""Searches with rules that the layout must have, and layouts to start from, until a time of `process_time`."""
 
 
 class ProgramSource(Protocol):
@@ -54,7 +54,7 @@ class ProgramSource(Protocol):
         """Return the mesh, the layout and the memory limit that a file of a plan has. Raises `UsageError`."""
         ...
 
-    def plan_text(self, mesh: Mesh, layout: Layout, limit: Recompute | None) -> str:
+    def plan_text(self, mesh: Mesh, layout: Layout) -> str:
         """Return the text of such a file."""
         ...
 

@@ -14,10 +14,12 @@ from math import ceil
 import attrs
 
 from mtfc.compiler.cost.device_graph import Machine
+from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.cost.sizes import whole
 from mtfc.compiler.diagnostics import CompileError, Label, Span, failure
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import bytes_text
+from mtfc.compiler.ir.types import Layout
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.pass_base import Pass
 from mtfc.compiler.passes.pipelines import Observer, run
@@ -25,7 +27,8 @@ from mtfc.compiler.passes.recompute import KEPT, MemoryLimitError, Recompute, li
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.loading.target import target_of
-from mtfc.frontend.hardware_targets import is_path, library_machines, split_target
+from mtfc.frontend.hardware_targets import find_machine, is_path, split_target
+from mtfc.frontend.semantics.names.standard_library import library_machines
 
 UNITS = {"": 1, "B": 1, **{f"{p}B": 1000**i for i, p in enumerate("kMGT", 1)}}
 UNITS |= {f"{p}iB": 1024**i for i, p in enumerate("KMGT", 1)}
@@ -34,11 +37,16 @@ SHOWN = 3
 """The lines that an error names: those that fill most of the memory."""
 
 
-def limit_of(memory: str | None, declared: Mapping[str, Machine]) -> Recompute | None:
-    """Return the pass that keeps to a limit. Raises `UsageError`.
+def limit_of(
+    memory: str | None, declared: Mapping[str, Machine], layout: Layout | None = None
+) -> Recompute | None:
+    """Return the pass that keeps to the limit of `--memory`, or else to the one that a layout has. Raises `UsageError`.
 
     declared: the machines of the file, beside those of the library. A machine may be in a file of its own, too.
     """
+    option = "--memory"
+    if memory is None and layout is not None and layout.forms.recompute:
+        memory, option = str(layout.forms.recompute), f"`recompute` of layout {layout.name}"
     if memory is None:
         return None
     if memory.strip() in KEPT:
@@ -54,9 +62,16 @@ def limit_of(memory: str | None, declared: Mapping[str, Machine]) -> Recompute |
     except CompileError as error:
         wrong, *_ = error.diagnostics
         said = [text for text in (wrong.message, wrong.help) if text]
-        raise UsageError(f"--memory: {'; '.join(said)}") from None
+        raise UsageError(f"{option}: {'; '.join(said)}") from None
     except ValueError as error:
-        raise UsageError(f"--memory: {error}, a machine such as h100, or one of {', '.join(KEPT)}") from None
+        raise UsageError(f"{option}: {error}, a machine such as h100, or one of {', '.join(KEPT)}") from None
+
+
+def written_limit(hardware: Hardware, declared: Mapping[str, Machine]) -> str | int:
+    """Return the entry `recompute` for the memory of a machine: its name, or the bytes of a machine that a layout cannot name."""
+    is_known = hardware.name in declared or hardware.name in library_machines()
+    is_whole = is_known and find_machine(hardware.name, declared) == hardware
+    return hardware.name if is_whole else int(hardware.device.memory)
 
 
 def bytes_in(text: str) -> int:
@@ -97,4 +112,6 @@ def _error(program: Program, error: MemoryLimitError) -> CompileError:
     labels = tuple(Label(span, f"{bytes_text(size)} in this line") for span, size in lines[:SHOWN])
     enough = _rounded_up(least) + (f"@{error.machine}" if error.machine else "")
     help = f"split more dimensions, make `batch` or another dimension smaller, or allow `--memory {enough}`"
-    return failure("E321", message, Span("<--memory>", 1, 1, 1, 2), help, labels)
+    is_written = bool(lines and program.layout and program.layout.forms.recompute)
+    place = labels[0].span if is_written else Span("<--memory>", 1, 1, 1, 2)
+    return failure("E321", message, place, help, labels[is_written:])

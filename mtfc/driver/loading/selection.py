@@ -190,7 +190,8 @@ def _from_source(
         mesh, layout, limit = source.planned(name)
         mesh, layout = attrs.evolve(mesh, name="plan_mesh"), attrs.evolve(layout, name="plan")
         text += mesh_text(mesh) + layout_text(layout, mesh)
-        memory = choice.memory or (str(limit.memory) if limit else None)
+        at = f"@{limit.hardware.name}" if limit and limit.hardware else ""
+        memory = choice.memory or (f"{limit.memory}{at}" if limit else None)
         choice = attrs.evolve(choice, layout=layout.name, memory=memory)
     sources.texts[name] = text
     diagnostics = Diagnostics()
@@ -334,9 +335,11 @@ def _chosen(
     for each in declared:
         diagnostics.extend(check_layout(program, each, layout_targets))
     diagnostics.raise_if_errors()
-    passes, limit = choice.pipeline(), limit_of(choice.memory, module.hardware)
-    chosen = _cases(declared, module, choice.mesh)
-    cases = tuple(attrs.evolve(each, passes=passes, limit=limit) for each in chosen)
+    passes, own = choice.pipeline(), module.hardware
+    cases = tuple(
+        attrs.evolve(each, passes=passes, limit=limit_of(choice.memory, own, each.layout))
+        for each in _cases(declared, module, choice.mesh)
+    )
     placements = tuple(each for each in module.placements if each.devices == 1 or not is_one)
     multi_mesh = tuple(map(MultiMeshCase.of, _multi_mesh_beside(program, module, choice, diagnostics)))
     return Selection(program, cases, module.hardware, placements, module, multi_mesh if every_layout else ())

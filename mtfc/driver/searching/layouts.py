@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from time import monotonic
+from math import inf
+from time import process_time
 from typing import cast
 
 import attrs
@@ -14,7 +15,6 @@ from mtfc.compiler.garbage import few_collections
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Forms, Layout, Mesh, Rules
-from mtfc.compiler.passes.recompute import limit_on
 from mtfc.compiler.search.forms_search import FormsSearch, RecordedPricing, forms_of, with_loop_forms
 from mtfc.compiler.search.found import IN_BYTES, Found, NothingFits, Objective, Pricing, room_on, value_of
 from mtfc.compiler.search.global_layouts.global_search import GlobalSpace
@@ -23,10 +23,11 @@ from mtfc.compiler.search.pricer import LayersPricer, LayoutPricer, of_layers
 from mtfc.compiler.search.usual_layouts import joined, products, usual_layouts
 from mtfc.driver.errors import say
 from mtfc.driver.loading.layout_targets import layout_targets, prepared
+from mtfc.driver.loading.memory_limit import written_limit
 from mtfc.driver.loading.sources import known_as
 from mtfc.driver.searching.compilation_time import timing_compilation
 from mtfc.driver.searching.meshes import possible_meshes, under_names
-from mtfc.driver.searching.space import SearchAnswer, SearchTask, WhyNotAnswer
+from mtfc.driver.searching.space import SearchAnswer, SearchTask, WhyNotAnswer, on_clock
 from mtfc.driver.searching.why_not import AskedRules, asked_rules, best_with_rules
 from mtfc.driver.searching.written import declared_name, insert_layout
 from mtfc.reports.search_report import LayoutSearchResult
@@ -66,7 +67,7 @@ class LayoutFinder:
         rules: Layout | None = None,
         with_forms: bool = False,
     ) -> Found:
-        """Find the best global layout until a time of `monotonic`. Raises `NothingFits`.
+        """Find the best global layout until a time of `process_time`. Raises `NothingFits`.
 
         known: layouts to start from. rules: rules that the layout must have. Repeated layers are priced once, and at the end the
         best layout is priced exactly. with_forms: choose also the forms of the layout, in a part of the time.
@@ -94,7 +95,7 @@ class LayoutFinder:
                 unsplit = rules or Layout("")
                 some = [*plain, *((mesh, unsplit) for mesh in meshes)][:2]
                 found = self._by_layers(find, layers, until, some)
-        return self.with_loop_forms(found) if with_forms else found
+        return self.with_loop_forms(found, until) if with_forms else found
 
     def _by_layers(
         self,
@@ -131,7 +132,7 @@ class LayoutFinder:
         recorded = RecordedPricing(pricing)
         forms = self.forms_search(recorded, until, [each for each in known if each[1].forms.entries])
         try:
-            found = space.best(recorded, until - FORMS_SHARE * (until - monotonic()), plain)
+            found = space.best(recorded, until - FORMS_SHARE * (until - process_time()), plain)
         except NothingFits:
             if (fitting := forms.fitting()) is not None:
                 return fitting
@@ -146,11 +147,24 @@ class LayoutFinder:
                 best = attrs.evolve(best, is_interrupted=True)
         return attrs.evolve(best, runner_up=forms.runner_up(best))
 
-    def with_loop_forms(self, found: Found) -> Found:
+    def in_time(
+        self, layouts: Iterable[tuple[Mesh, Layout]], until: float, late: float = inf
+    ) -> Iterator[tuple[Mesh, Layout]]:
+        """Yield priced layouts until a time of `process_time`, or at most until `late` if none fits into the memory by then."""
+        room = room_on(self.pricer.hardware, self.objective)
+        for mesh, layout in layouts:
+            now = process_time()
+            if now > late or (now > until and any(each.tiled <= room for each in self.pricer.known.values())):
+                return
+            self.pricer(mesh, layout)
+            yield mesh, layout
+
+    def with_loop_forms(self, found: Found, until: float) -> Found:
         """Return the found layout with the forms of loops that shorten the step, if its time counts."""
         (function,) = self.pricer.program.functions
         has_loops = any(eqn.regions for eqn in function.body)
-        if not has_loops or found.is_interrupted or self.objective in IN_BYTES:
+        is_over = found.is_interrupted or process_time() > until
+        if not has_loops or is_over or self.objective in IN_BYTES:
             return found
         memory = self.pricer.hardware.device.memory
         return with_loop_forms(found, self.pricer, self.objective, memory)
@@ -172,19 +186,19 @@ class LayoutFinder:
         rules: Layout | None = None,
         best_global: tuple[Mesh, Layout] | None = None,
     ) -> Found:
-        """Find the best layouts of single equations until a time of `monotonic`. Arguments and errors are as in `best_global`."""
+        """Find the best layouts of single equations until a time of `process_time`. The rest is as in `best_global`."""
         from mtfc.compiler.search.per_equation.per_equation_search import EquationSpace
 
         step, dims, fixed = prepared(self.program), set(self.program.dims), (rules or Layout("")).value_rules
         space = EquationSpace(step, dims, meshes, self.pricer.hardware, self.objective, fixed)
-        return space.best(self.pricer, until, known, best_global)
+        return space.best(self.pricer, on_clock(until), known, best_global)
 
 
 def _seconds(pricing: Pricing, mesh: Mesh, layout: Layout) -> float:
     """Return the seconds that it takes to price a layout."""
-    start = monotonic()
+    start = process_time()
     pricing(mesh, layout)
-    return monotonic() - start
+    return process_time() - start
 
 
 @attrs.frozen
@@ -203,18 +217,21 @@ class LayoutSearch:
 
     @classmethod
     def of(cls, task: SearchTask, until: float) -> LayoutSearch:
-        """Price the layouts to compare with. Wrong rules of `--why-not` raise an error before."""
+        """Price the layouts to compare with in time. Wrong rules of `--why-not` raise an error before."""
         options, selection = task.options, task.selection
         asked = None
         if options.why_not is not None:
             asked = asked_rules(task, options.why_not, possible_meshes(options, selection, task.meshes))
         finder = finder_of(task)
         others = _compared(task, finder)
-        known = [each for each in others.values() if not each[1].pipelines]
-        known += products(finder.program.function("forward"), task.meshes, finder.trains)
+        given = [*others.values(), *([] if task.start is None else [task.start])]
+        known = [each for each in given if not each[1].pipelines]
+        usual: Iterable[tuple[Mesh, Layout]] = products(
+            finder.program.function("forward"), task.meshes, finder.trains
+        )
         if options.axes_names is not None:
-            known = [*under_names(known, task.meshes)]
-        return cls(task, finder, others, known, until, asked)
+            known, usual = [*under_names(known, task.meshes)], under_names([*usual], task.meshes)
+        return cls(task, finder, others, [*known, *finder.in_time(usual, until, task.late)], until, asked)
 
     def best_global(self, until: float, with_forms: bool = False) -> Found:
         """Find the best global layout; for a function of JAX the best whose plan meets no known fault. Raises `NothingFits`."""
@@ -224,7 +241,7 @@ class LayoutSearch:
             given = [(mesh, attrs.evolve(x, rules=joined(x.rules, rules.rules))) for mesh, x in known]
             return self.finder.best_global(task.meshes, until, given, rules=rules, with_forms=with_forms)
 
-        if source is None:
+        if source is None or task.start is not None:
             return best(Layout(""), self.known, until)
         found = source.without_faults(best, self.known, until)
         if task.options.choice.mesh is not None:
@@ -235,18 +252,24 @@ class LayoutSearch:
             say(f"no rule uses {unused}: the plan is for {mesh.devices} devices")
         return attrs.evolve(found, mesh=mesh)
 
-    def answer(self, found: Found) -> SearchAnswer:
-        """Return the answer of the search with the layout that it found."""
-        result = LayoutSearchResult(
+    def result(self, found: Found) -> LayoutSearchResult:
+        """Return the result with the layout that was found, which says if values are computed again."""
+        limit = written_limit(self.task.hardware, self.task.selection.hardware)
+        layout = self.finder.pricer.recomputed(found.mesh, found.layout, limit)
+        return LayoutSearchResult(
             self.task.options.space,
-            found,
+            attrs.evolve(found, layout=layout),
             self.finder.program,
             self.finder.pricer,
             self.others,
             self.task.meshes,
             self.finder.objective,
-            monotonic() - self.task.started,
+            process_time() - self.task.started,
         )
+
+    def answer(self, found: Found) -> SearchAnswer:
+        """Return the answer of the search with the layout that it found."""
+        result = self.result(found)
         return SearchAnswer(
             result,
             partial(self._written, result),
@@ -264,8 +287,7 @@ class LayoutSearch:
 
         options, sources, found = self.task.options, self.task.sources, result.found
         if options.choice.source is not None:
-            limit = limit_on(self.task.hardware) if result.is_recomputed else None
-            return options.choice.source.plan_text(found.mesh, found.layout, limit)
+            return options.choice.source.plan_text(found.mesh, found.layout)
         text, declared = self.task.text, {case.mesh for case in self.task.selection.cases}
         name, model = declared_name(text, found.layout.name), options.choice.model
         inserted = insert_layout(text, found.mesh, found.layout, declared)
@@ -300,7 +322,7 @@ def _compared(task: SearchTask, finder: LayoutFinder) -> dict[str, tuple[Mesh, L
     """Return the layouts to compare with, by name: those of the file, and the usual ones under names that the file leaves free.
 
     The usual ones are on the given mesh, or on a mesh of a single axis. The better one of two for model parallelism has its name.
-    A usual layout with the price of one of the file is left out.
+    A usual layout with the price of one of the file is left out; so are those for which there is no time, but `nothing_split`.
     """
     devices = task.meshes[0].devices
     declared = {
@@ -309,16 +331,17 @@ def _compared(task: SearchTask, finder: LayoutFinder) -> dict[str, tuple[Mesh, L
     if devices == 1:
         return declared
     line = task.meshes[0] if task.options.choice.mesh is not None else Mesh("line", (("all", devices),))
-    usual = usual_layouts(finder.program.function("forward"), line, finder.trains)
-    if (other := usual.pop("model_parallel_2", None)) is not None:
-        two = usual["model_parallel"], attrs.evolve(other, name="model_parallel")
-        usual["model_parallel"] = min(
-            two, key=lambda each: value_of(finder.pricer(line, each), finder.objective)
-        )
-    prices = [finder.pricer(*each) for each in declared.values()]
-    others = {
-        name: (line, layout) for name, layout in usual.items() if finder.pricer(line, layout) not in prices
+    usual = {
+        name: (line, each)
+        for name, each in usual_layouts(finder.program.function("forward"), line, finder.trains).items()
     }
+    prices = [finder.pricer(*each) for each in (*declared.values(), usual["nothing_split"])][: len(declared)]
+    in_time = {*finder.in_time(usual.values(), task.until), usual["nothing_split"]}
+    priced = {name: each for name, each in usual.items() if each in in_time}
+    if (other := priced.pop("model_parallel_2", None)) is not None:
+        two = priced["model_parallel"], (line, attrs.evolve(other[1], name="model_parallel"))
+        priced["model_parallel"] = min(two, key=lambda each: value_of(finder.pricer(*each), finder.objective))
+    others = {name: each for name, each in priced.items() if finder.pricer(*each) not in prices}
     return {**others, **declared}
 
 
@@ -358,7 +381,7 @@ def search_forms(task: SearchTask) -> SearchAnswer:
             f"layout {case.name} fits with no forms: a device has {bytes_text(int(room))}, and the least is {bytes_text(least)}"
         )
     others = {case.name: given[0]} if given else {}
-    return LayoutSearch(task, finder, others).answer(finder.with_loop_forms(found))
+    return LayoutSearch(task, finder, others).answer(finder.with_loop_forms(found, task.until))
 
 
 def search_per_equation(task: SearchTask) -> SearchAnswer:
@@ -373,7 +396,7 @@ def search_per_equation(task: SearchTask) -> SearchAnswer:
     find = partial(search.finder.best_per_equation, task.meshes, until)
     if search.finder.objective == "bytes":
         return search.answer(find())
-    best, now = None, monotonic()
+    best, now = None, process_time()
     with suppress(NothingFits):
         start = search.best_global(now + STARTING * (until - now))
         if start.is_interrupted:
@@ -390,4 +413,4 @@ def search_cuts(task: SearchTask) -> SearchAnswer:
     search = LayoutSearch.of(task, task.until)
     program = search.finder.program
     step, dims = prepared(program), set(program.dims)
-    return search.answer(k_cuts.search(step, dims, task.meshes[0], search.until))
+    return search.answer(k_cuts.search(step, dims, task.meshes[0], on_clock(search.until)))

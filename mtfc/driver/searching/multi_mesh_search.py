@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from itertools import combinations
-from time import monotonic
+from time import process_time
 
 import attrs
 
@@ -73,7 +73,7 @@ class MultiMeshSearch:
             if not any(self.prices.values()):
                 raise
             return self._least(), "interrupted"
-        return self._least(), "time" if monotonic() > self.task.until else "complete"
+        return self._least(), "time" if process_time() > self.task.until else "complete"
 
     def _least(self) -> Candidate:
         return min(self.prices, key=self._value)
@@ -101,14 +101,14 @@ class MultiMeshSearch:
     def _descend(self, now: Candidate) -> None:
         """Take one change at a time, as long as a pass over all changes makes the step shorter."""
         value, before = self._priced(now), None
-        while value != before and monotonic() < self.task.until:
+        while value != before and process_time() < self.task.until:
             before = value
             for change in (*self._of_rules(now), *self._of_names(now)):
                 for candidate in change(now):
                     found = self._priced(candidate)
                     if found < value:
                         value, now = found, candidate
-                    if monotonic() > self.task.until:
+                    if process_time() > self.task.until:
                         return
 
     def _of_rules(self, now: Candidate) -> Iterator[Callable[[Candidate], Iterator[Candidate]]]:
@@ -255,7 +255,7 @@ def search_multi_mesh(task: SearchTask) -> SearchAnswer:
         declared,
         task.hardware,
         len(found.prices),
-        monotonic() - task.started,
+        process_time() - task.started,
         ending,
     )
     return SearchAnswer(result, lambda: text)

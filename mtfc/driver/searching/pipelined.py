@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import product
-from time import monotonic
+from time import process_time
 from typing import Any
 
 import attrs
@@ -68,20 +68,21 @@ Fits = tuple[float, float]
 
 @attrs.frozen
 class PipelineSearch:
-    """A search for pipelines. loops: those that can run as a pipeline."""
+    """A search for pipelines. loops: those that can run as a pipeline. has_others: True if plans without a pipeline fit."""
 
     task: SearchTask
     finder: LayoutFinder
     loops: Sequence[StagedLoop]
+    has_others: bool = False
 
     def best(self, until: float, best_layout: tuple[Mesh, Layout] | None = None) -> Found:
-        """Return the best pipeline that is found until a time of `monotonic`. Raises `NothingFits`, and `KeyboardInterrupt`.
+        """Return the best pipeline that is found until a time of `process_time`. Raises `NothingFits`, and `KeyboardInterrupt`.
 
         best_layout: the best layout without a pipeline. It raises `KeyboardInterrupt` only if nothing was found.
         """
         pricing = RecordedPricing(self.finder.pricer)
         tried = PricedLayouts(pricing, self.finder.objective, self.finder.pricer.hardware.device.memory)
-        trying = until - FORMS_SHARE * (until - monotonic())
+        trying = until - FORMS_SHARE * (until - process_time())
         try:
             self._try(tried, [*self._starts(best_layout)], trying)
         except KeyboardInterrupt:
@@ -94,7 +95,7 @@ class PipelineSearch:
             seen = memory_text(tried.room, tried.least_memory)
             raise NothingFits(f"no pipeline was found whose memory suffices: {seen}")
         best = self.finder.forms_search(pricing, until).improved(tried.found())
-        return self.finder.with_loop_forms(attrs.evolve(best, without_forms=None))
+        return self.finder.with_loop_forms(attrs.evolve(best, without_forms=None), until)
 
     def _try(self, tried: PricedLayouts, starts: Sequence[tuple[Mesh, Layout]], until: float) -> None:
         """Price pipelines, and change one entry of the best at a time, until no change is better or the time is over."""
@@ -110,13 +111,14 @@ class PipelineSearch:
             return known[mesh, layout]
 
         for each in starts:
-            if tried.best is None or monotonic() < until:
+            is_needed = tried.best is None and not self.has_others
+            if process_time() < (self.task.late if is_needed else until):
                 fits(*each)
         best = min(known, key=known.__getitem__, default=None)
         while best is not None:
             before = best
             for each in self._changed(*best):
-                if monotonic() > until:
+                if process_time() > until:
                     return
                 best = min(best, each, key=lambda one: fits(*one))
             if best == before:

@@ -12,7 +12,7 @@ from mtfc.compiler.passes.pipelines import run, simplification
 from mtfc.driver.errors import UsageError
 from mtfc.driver.options import ChainOptions
 from mtfc.driver.searching.compilation_time import timing_compilation
-from mtfc.driver.searching.space import SearchAnswer, SearchTask, WhyNotAnswer
+from mtfc.driver.searching.space import SearchAnswer, SearchTask, WhyNotAnswer, on_clock
 from mtfc.placements.declarations import DeclaredPlacement, asked_configurations, entry_text, strategy_of
 from mtfc.placements.mcmc import BETA, ChainSettings, PlacementResult, SearchBudget
 from mtfc.placements.operators.operator_graph import operators_of
@@ -55,7 +55,7 @@ def search_placements(task: SearchTask) -> SearchAnswer:
     space = _within(space, options.chains)
     starts, settings = _starts(options.chains, given), _settings(options.chains)
     find = partial(placement_search, space, settings=settings, given=given, starts=starts)
-    until, proposals = task.until + compiled, options.chains.proposals
+    until, proposals = on_clock(task.until + compiled), options.chains.proposals
     found = _searched(find, space, until, options.exhaustive, proposals)
     name = free_name("found", {each.name for each in selection.placements})
     is_declared = selection.hardware.get(task.machine.name) is task.machine

@@ -8,8 +8,10 @@ the report compares it with.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from math import inf
-from time import monotonic
+from time import process_time
 
 import attrs
 
@@ -17,19 +19,38 @@ from mtfc.compiler.cost.equation_layouts import least_dot_seconds
 from mtfc.compiler.diagnostics import CompileError
 from mtfc.compiler.search.found import IN_BYTES, Found, NothingFits, room_on, value_of
 from mtfc.compiler.search.usual_layouts import batch_dims
-from mtfc.driver.loading.selection import select
 from mtfc.driver.searching.layouts import LayoutSearch
 from mtfc.driver.searching.pipelined import PipelineSearch, StagedLoop, pipelined_loops
+from mtfc.driver.searching.prices import ResourcePrices, resource_prices
 from mtfc.driver.searching.space import SearchAnswer, SearchTask
 from mtfc.frontend.layouts.layout_text import rules_text
+from mtfc.reports.search_report import LayoutSearchResult
 
 PIPELINES = 0.4
 """The part of the time in which pipelines are priced."""
 
 
 def search_plan(task: SearchTask) -> SearchAnswer:
-    """Search for the best plan. Raises `NothingFits`, `CompileError` and `UsageError`.
+    """Search for the best plan, and with `--what-if` for what other resources bring. Raises as `_best_plan`."""
+    search, found = _best_plan(task)
+    if not task.options.what_if:
+        return search.answer(found)
+    return attrs.evolve(search.answer(found), prices=partial(_prices, search, found))
 
+
+def _prices(search: LayoutSearch, found: Found) -> ResourcePrices:
+    return resource_prices(search.task, search.result(found), _again)
+
+
+def _again(task: SearchTask) -> LayoutSearchResult:
+    search, found = _best_plan(task)
+    return search.result(found)
+
+
+def _best_plan(task: SearchTask) -> tuple[LayoutSearch, Found]:
+    """Return the search with the best number of micro-batches, and the best plan.
+
+    Raises `NothingFits`, `CompileError` and `UsageError`.
     If no usual layout fits, or the file has micro-batches, the batch is cut into other numbers of micro-batches, too. The search
     goes on with the number whose best usual layout is the fastest.
     """
@@ -37,7 +58,7 @@ def search_plan(task: SearchTask) -> SearchAnswer:
     best, accumulate = _usual(search), _accumulate(search)
     if accumulate > 1 or best == inf:
         for other in _micro_batched(task, accumulate):
-            if monotonic() > task.until:
+            if process_time() > task.until and best < inf:
                 break
             found = LayoutSearch.of(other, task.until)
             if (seconds := _usual(found)) < best:
@@ -45,7 +66,7 @@ def search_plan(task: SearchTask) -> SearchAnswer:
             elif best < inf:
                 break
     try:
-        return _searched(search)
+        return search, _searched(search)
     except NothingFits as error:
         raise NothingFits(f"{error}{_nearest(search)}") from None
 
@@ -71,7 +92,10 @@ def _usual(search: LayoutSearch) -> float:
 
 
 def _micro_batched(task: SearchTask, accumulate: int) -> Iterator[SearchTask]:
-    """Yield the same search with 1, 2, 4 ... micro-batches. Models with state, and functions of JAX, keep theirs."""
+    """Yield the same search with 1, 2, 4 ... micro-batches. Models with state, and functions of JAX, keep theirs.
+
+    After the time only the most micro-batches follow that have an example for each device.
+    """
     program, options = task.selection.program, task.options
     batch = batch_dims(program.function("forward"))[:1]
     is_fixed = program.training is None or bool(program.states) or options.choice.source is not None
@@ -79,24 +103,20 @@ def _micro_batched(task: SearchTask, accumulate: int) -> Iterator[SearchTask]:
         return
     whole = batch[0].size * accumulate
     numbers = [2**i for i in range(whole.bit_length()) if whole % 2**i == 0]
+    last = max((each for each in numbers if whole // each >= task.meshes[0].devices), default=1)
     for number in (each for each in numbers if each != accumulate):
-        dims = {**options.choice.dims, batch[0].name: whole // number}
-        own = [each for each in options.choice.settings if not each.startswith("accumulate")]
-        choice = attrs.evolve(options.choice, dims=dims, settings=(*own, f"accumulate={number}"))
-        asked = attrs.evolve(options, choice=choice)
-        try:
-            selection = select(options.file, choice, task.sources, every_layout=True, skip_illegal=True)
-        except CompileError:
+        if process_time() > task.until and number != last:
             continue
-        yield attrs.evolve(task, options=asked, selection=selection, accumulate=number)
+        with suppress(CompileError):
+            yield task.resized({batch[0].name: whole // number}, number)
 
 
-def _searched(search: LayoutSearch) -> SearchAnswer:
-    """Search for the best plan with the micro-batches of the search."""
+def _searched(search: LayoutSearch) -> Found:
+    """Return the best plan with the micro-batches of the search."""
     task, loops = search.task, _loops(search)
     if not loops:
-        return search.answer(search.best_global(search.until, with_forms=True))
-    now = monotonic()
+        return search.best_global(search.until, with_forms=True)
+    now = process_time()
     try:
         layouts = search.best_global(search.until - PIPELINES * (search.until - now), with_forms=True)
     except NothingFits as error:
@@ -105,7 +125,7 @@ def _searched(search: LayoutSearch) -> SearchAnswer:
     if layouts is None or not layouts.is_interrupted:
         best = None if layouts is None else (layouts.mesh, layouts.layout)
         try:
-            found.append(PipelineSearch(task, search.finder, loops).best(search.until, best))
+            found.append(PipelineSearch(task, search.finder, loops, bool(found)).best(search.until, best))
         except NothingFits:
             if not found:
                 raise reason from None
@@ -113,7 +133,7 @@ def _searched(search: LayoutSearch) -> SearchAnswer:
             if not found:
                 raise
             found = [attrs.evolve(each, is_interrupted=True) for each in found]
-    return search.answer(_best(search, found, layouts))
+    return _best(search, found, layouts)
 
 
 def search_pipelines(task: SearchTask) -> SearchAnswer:
@@ -137,7 +157,7 @@ def _loops(search: LayoutSearch) -> list[StagedLoop]:
 def _given(search: LayoutSearch) -> Iterator[Found]:
     """Yield the pipelines of the file that fit."""
     finder = search.finder
-    for mesh, layout in search.others.values():
+    for mesh, layout in (*search.others.values(), *([search.task.start] if search.task.start else [])):
         price = finder.pricer(mesh, layout) if layout.pipelines else None
         if price is not None and price.tiled <= room_on(finder.pricer.hardware, finder.objective):
             yield Found(mesh, attrs.evolve(layout, name="found"), value_of(price, finder.objective), 0.0, 0)

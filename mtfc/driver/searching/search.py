@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from time import monotonic
+from time import process_time
 from typing import TYPE_CHECKING
 
 import attrs
@@ -31,7 +31,7 @@ SPACES: Mapping[str, SearchedSpace] = {
             "rules, storage, recomputation, pipelines and forms together",
             "plan.search_plan",
             ("time", "serial", "memory"),
-            frozenset({"storage", "recompute"}),
+            frozenset({"storage", "recompute", "what-if"}),
         ),
         SearchedSpace(
             "rules",
@@ -94,6 +94,7 @@ REASONS = {
     "exhaustive": "searches of the other spaces always aim at a proof",
     "recompute": "tilings and placements keep all values that the backward pass needs",
     "storage": "tilings place all stored arrays themselves, and placements hold copies",
+    "what-if": "prices are those of whole plans",
 }
 """Reasons why an option belongs to a single space."""
 
@@ -120,11 +121,14 @@ def check_options(options: SearchOptions, exports: bool = False) -> None:
         "layout": options.choice.layout is not None,
         "recompute": options.recompute,
         "storage": options.storage,
+        "what-if": options.what_if,
     }
     for option, reason in REASONS.items():
         owner = next(each for each in SPACES.values() if option in each.takes)
         if given[option] and option not in space.takes:
             raise UsageError(f"--{option} takes --space {owner.name}: {reason}")
+    if options.what_if and options.objective == "memory":
+        raise UsageError("--what-if compares the time of examples, and the objective is memory")
     if options.chains.given and "chains" not in space.takes:
         raise UsageError(f"--{options.chains.given[0]} takes --space soap: the other spaces have no chains")
     if options.objective not in (None, *space.objectives):
@@ -148,7 +152,6 @@ def search(options: SearchOptions, sources: Sources, exports: bool = False) -> S
     An interrupt ends the search with the best result so far; it raises `KeyboardInterrupt` only if nothing was found.
     """
     check_options(options, exports)
-    started = monotonic()
     space = SPACES[options.space]
     has_all = not space.has_one_layout
     selection = select(options.file, options.choice, sources, every_layout=has_all, skip_illegal=has_all)
@@ -161,8 +164,8 @@ def search(options: SearchOptions, sources: Sources, exports: bool = False) -> S
     hardware = _machine(options, space, selection, sources)
     options = attrs.evolve(options, objective=options.objective or space.objectives[0])
     meshes = _meshes(options, space, selection, hardware)
-    until = started + options.budget
-    task = SearchTask(options, selection, hardware, meshes, sources, started, until)
+    started = process_time()
+    task = SearchTask(options, selection, hardware, meshes, sources, started, started + options.budget)
     return space.search(task)
 
 

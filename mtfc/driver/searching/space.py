@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from time import monotonic, process_time
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
-from mtfc.compiler.ir.types import Mesh
+from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.driver.loading.selection import Selection
 from mtfc.driver.loading.sources import Sources, known_as
 from mtfc.driver.options import SearchOptions
@@ -19,13 +20,12 @@ if TYPE_CHECKING:
     from mtfc.compiler.cost.hardware import Hardware
 
 
+GRACE = 0.1
+"""The part of its time by which a search that has found nothing may be late."""
+
+
 class WhyNotAnswer(Protocol):
     """The answer to `--why-not`: the difference between the best of a space, and the best with the rules that were given."""
-
-    @property
-    def files(self) -> set[str]:
-        """The files whose lines the report shows."""
-        ...
 
     def record(self) -> dict[str, Any]:
         """Return the JSON record."""
@@ -37,9 +37,9 @@ class WhyNotAnswer(Protocol):
 
 
 class SearchResult(Protocol):
-    """The best of a space that a search found, as text and as JSON."""
+    """The best of a space, or the prices of `--what-if`, as text and as JSON."""
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> Any:
         """Return the JSON record."""
         ...
 
@@ -48,8 +48,13 @@ class SearchResult(Protocol):
         ...
 
 
+def on_clock(until: float) -> float:
+    """Return the time of `monotonic` for a time of `process_time`, for solvers that have processes of their own."""
+    return monotonic() + until - process_time()
+
+
 def unasked() -> None:
-    """Answer no `--why-not`."""
+    """Answer no `--why-not` and no `--what-if`."""
 
 
 @attrs.frozen
@@ -58,20 +63,22 @@ class SearchAnswer:
 
     written: returns the text of the file with the result as a declaration. why_not: searches for the best with the rules of
     `--why-not`, if any were given; it raises the errors of a search. exported: returns the question to the solver about the mesh
-    of the result, for `mtfc solve`; None if the solver is not asked.
+    of the result, for `mtfc solve`; None if the solver is not asked. prices: searches again for `--what-if`.
     """
 
     result: SearchResult
     written: Callable[[], str]
     why_not: Callable[[], WhyNotAnswer | None] = unasked
     exported: Callable[[], str] | None = None
+    prices: Callable[[], SearchResult | None] = unasked
 
 
 @attrs.frozen
 class SearchTask:
     """The request of a search: the selected program, the machine, the candidate meshes and the deadline.
 
-    started, until: times of `time.monotonic`. accumulate: the number of micro-batches, if it is not that of the file.
+    started, until: times of `process_time`. accumulate: the number of micro-batches, if it is not that of the file. start: a plan
+    that is priced first, and has no place in tables.
     """
 
     options: SearchOptions
@@ -82,6 +89,12 @@ class SearchTask:
     started: float
     until: float
     accumulate: int | None = None
+    start: tuple[Mesh, Layout] | None = None
+
+    @property
+    def late(self) -> float:
+        """The time until which a search goes on that has found nothing that fits."""
+        return self.until + GRACE * self.options.budget
 
     @property
     def hardware(self) -> Hardware:
@@ -90,6 +103,21 @@ class SearchTask:
 
         assert isinstance(self.machine, Hardware)
         return self.machine
+
+    def resized(self, dims: Mapping[str, int], accumulate: int | None = None) -> SearchTask:
+        """Return the same search at other sizes, and with another number of micro-batches. Raises `CompileError`."""
+        from mtfc.driver.loading.selection import select
+
+        choice, settings = self.options.choice, self.options.choice.settings
+        if accumulate is not None:
+            own = (each for each in settings if not each.startswith("accumulate"))
+            settings = (*own, f"accumulate={accumulate}")
+        choice = attrs.evolve(choice, dims={**choice.dims, **dims}, settings=settings)
+        selection = select(self.options.file, choice, self.sources, every_layout=True, skip_illegal=True)
+        options = attrs.evolve(self.options, choice=choice)
+        return attrs.evolve(
+            self, options=options, selection=selection, accumulate=accumulate or self.accumulate
+        )
 
     @property
     def text(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from time import monotonic
+from time import process_time
 
 import attrs
 
@@ -125,16 +125,16 @@ def best_with_rules(
     rules = asked.on(own[0])
     try:
         try:
-            found = find(own, monotonic() + seconds, (), rules)
+            found = find(own, process_time() + seconds, (), rules)
         except NothingFits as error:
             if find_least is None:
                 return UnfitRules(rules, f"{error}.")
-            least = find_least(meshes, monotonic() + seconds / 2, (), rules)
+            least = find_least(meshes, process_time() + seconds / 2, (), rules)
             price = best.pricer(least.mesh, least.layout)
             room = best.pricer.hardware.device.memory
             if price.tiled > room:
                 return UnfitRules(rules, _too_much(least, price.tiled, int(room)), price.tiled)
-            found = find(meshes, monotonic() + seconds / 2, ((least.mesh, least.layout),), rules)
+            found = find(meshes, process_time() + seconds / 2, ((least.mesh, least.layout),), rules)
     except KeyboardInterrupt:
         return UnfitRules(rules, "the search was interrupted before a layout with it was found.")
     layout = attrs.evolve(found.layout, name="forced")

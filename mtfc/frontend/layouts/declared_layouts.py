@@ -25,6 +25,7 @@ from mtfc.compiler.records import frozen
 from mtfc.frontend.layouts.allowed_warnings import in_layout
 from mtfc.frontend.layouts.pipelines import DeclaredPipeline, resolve_pipelines
 from mtfc.frontend.semantics.names.scope import NamedSection, Scope
+from mtfc.frontend.semantics.names.standard_library import library_machines
 from mtfc.frontend.syntax import ast
 
 
@@ -255,9 +256,11 @@ def resolve_forms(section: ast.FormSet | None, scope: Scope) -> Forms:
             help = f"did you mean `{near}`?" if near else known
             scope.error("E324", f"`forms` has no entry `{name.text}`", name.span, help=help)
         elif (value := _value(each, name.text)) is None:
-            *most, last = FORMS[name.text] or (NUMBER,)
-            words = f"{', '.join(most)} or {last}" if most else last
-            scope.error("E324", f"`{name.text}` is {words}", each.span)
+            scope.error("E324", f"`{name.text}` is {_words(name.text)}", each.span)
+        elif name.text == "recompute" and not _is_known(value, scope):
+            near = scope.reports.nearest(str(value), (*FORMS["recompute"], *_machines(scope)))
+            nearest = f"did you mean `{near}`?" if near else None
+            scope.error("E324", f"`recompute` is {_words(name.text)}", each.span, help=nearest)
         else:
             found[name.text] = value
     if "flops_per_byte" in found and found.get("dots") != "joined":
@@ -266,6 +269,22 @@ def resolve_forms(section: ast.FormSet | None, scope: Scope) -> Forms:
         scope.error("E324", "`flops_per_byte` says which dots are joined, and none are", span, help=help)
         del found["flops_per_byte"]
     return Forms.of(found)
+
+
+def _words(key: str) -> str:
+    """Return the values that an entry may have."""
+    words = FORMS[key] or (NUMBER,)
+    *most, last = (*words, "a machine such as h100", "a number of bytes") if key == "recompute" else words
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def _is_known(value: str | int, scope: Scope) -> bool:
+    """Return True if an entry `recompute` is a word, a number of bytes, or a machine of the file or of the library."""
+    return isinstance(value, int) or value in FORMS["recompute"] or value in _machines(scope)
+
+
+def _machines(scope: Scope) -> tuple[str, ...]:
+    return *scope.machines, *library_machines()
 
 
 def _value(entry: ast.SplitRule | ast.FormFigure, key: str) -> str | int | None:
@@ -351,6 +370,7 @@ def _resolved(
     used = {mesh.name: decl.mesh.span if decl.mesh else decl.name.span}
     named: dict[str, Span] = {}
     whole = resolve(decl, mesh, scope)
+    _check_forms(whole, scope)
     rest = DeclaredPart(whole, (), ())
     parts = {mesh.name: rest}
     known = _sections(decl, models, scope)
@@ -394,6 +414,14 @@ def _check_entries(parts: Iterable[ast.PartRules], scope: Scope) -> None:
     for entry in (entry for part in parts for entry in part.misplaced):
         what, help = MISPLACED[type(entry)]
         scope.error("E332", f"a part has no {what}", entry.span, help=help)
+
+
+def _check_forms(whole: DeclaredLayout, scope: Scope) -> None:
+    """Report recomputation, which needs the forward and the backward pass in one program."""
+    if whole.layout.forms.recompute and whole.decl.forms is not None:
+        help = "leave it out; `pipeline LOOP checkpoint` computes the layers of a pipeline again"
+        message = "a layout of several meshes has no entry `recompute`"
+        scope.error("E332", message, whole.decl.forms.span, help=help)
 
 
 def _mesh(

@@ -59,7 +59,8 @@ class Texts:
 class ReportedLayout:
     """A layout of a report: the program of one processor, what it sends, and its step on a machine if the mesh fits there.
 
-    separate: softmaxes between two dots that are not one op. declared: the dimensions of the program before compilation.
+    separate: softmaxes between two dots that are not one op. declared: the dimensions of the program before compilation. plan:
+    the figures of the layout as a plan, pairs of a title and a text.
     """
 
     program: Program
@@ -67,6 +68,7 @@ class ReportedLayout:
     sent: Sequence[SentArray]
     separate: Sequence[Reason]
     step: SimulatedLayout | None
+    plan: Sequence[tuple[str, str]] = ()
 
     @property
     def cost(self) -> PlacedCost:
@@ -137,6 +139,7 @@ def _layout(each: ReportedLayout, cost: PlacedCost, hardware: Hardware, texts: T
         "trains": cost.trains,
         "axes": [[name, size] for name, size in mesh.axes],
         "step": each.step.record() if each.step else None,
+        "plan": list(each.plan),
         "lines": _by_line(each, cost, lambda span: line_of(span.inside(own) if span else None)),
         "places": _by_line(each, cost, line_of),
         "arrays": list(_arrays(each.function, mesh, own, texts)),

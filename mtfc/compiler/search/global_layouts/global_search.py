@@ -12,7 +12,7 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from math import inf
-from time import monotonic
+from time import process_time
 
 import attrs
 import numpy as np
@@ -155,7 +155,7 @@ class Branching:
         if child.depth == len(self.order):
             child = child.where(_is_new(child.rows, self.joints))
         for bound in self._bounds(child, until):
-            if not len(child.rows) or monotonic() > until:
+            if not len(child.rows) or process_time() > until:
                 break
             found = bound(self._known(child))
             child = attrs.evolve(child, bounds=np.maximum(child.bounds, found))
@@ -222,7 +222,7 @@ class Branching:
     def dive(self, until: float) -> PartialLayouts:
         """Return whole rows that may fit, the best first, by a beam search over columns that ends `until` then."""
         block = self.start()
-        while block.depth < len(self.order) and monotonic() < until:
+        while block.depth < len(self.order) and process_time() < until:
             block = self.children(block, np.inf, until)
             block = block.where(np.argsort(block.bounds, kind="stable")[:BEAM])
         return self.full(block, np.inf, until) if block.depth == len(self.order) else block
@@ -290,7 +290,7 @@ def _is_new(rows: Rows, joints: Sequence[int]) -> Booleans:
 
 @attrs.define
 class BranchAndBound(PricedLayouts):
-    """One search. until: its end, a time of `time.monotonic`.
+    """One search. until: its end, a time of `process_time`.
 
     working_on: a block that is being replaced in the queue by others. waiting: meshes without a block in the queue yet, those of
     the fewest axes last. refuted: a layout whose price is below its bound.
@@ -349,7 +349,7 @@ class BranchAndBound(PricedLayouts):
         """Return a lower bound for all layouts, at most `limit`, and price none of them."""
         for on in branchings:
             self._push(on.start())
-        while self.queue and self.bound < limit and monotonic() < self.until:
+        while self.queue and self.bound < limit and process_time() < self.until:
             *_, block = self.queue[0]
             if block.is_full:
                 break
@@ -362,7 +362,7 @@ class BranchAndBound(PricedLayouts):
 
         If that proves nothing in a part of the time, descend to good layouts before branching goes on.
         """
-        started, seconds = monotonic(), self.until - monotonic()
+        started, seconds = process_time(), self.until - process_time()
         self._try_leasts(branchings)
         if self.best is None:
             for on in reversed(self.waiting):
@@ -374,7 +374,7 @@ class BranchAndBound(PricedLayouts):
                 self.waiting.pop()
             self._branch(started + PROVING * (i + 1) / len(numbers) * seconds)
         if self.bound < self.limit and self.objective != "memory":
-            until = monotonic() + DESCENDING * seconds
+            until = process_time() + DESCENDING * seconds
             for on in sorted(branchings, key=lambda on: not self._has_best(on)):
                 self._descend(on, until)
         self._branch(self.until)
@@ -383,7 +383,7 @@ class BranchAndBound(PricedLayouts):
         self._report()
 
     def _branch(self, until: float) -> None:
-        while self.bound < self.limit and monotonic() < until:
+        while self.bound < self.limit and process_time() < until:
             self._report()
             self.working_on = self.queue[0][-1]
             heapq.heappop(self.queue)
@@ -395,7 +395,7 @@ class BranchAndBound(PricedLayouts):
         blocks = [on.least() for on in branchings if on.elimination]
         for block in sorted(blocks, key=lambda each: float(each.bounds[0])):
             before = self.limit
-            if block.bounds[0] < before and monotonic() < self.until:
+            if block.bounds[0] < before and process_time() < self.until:
                 self.try_row(block.on, block.rows[0], float(block.bounds[0]))
             if self.limit == before:
                 break
@@ -416,16 +416,16 @@ class BranchAndBound(PricedLayouts):
         """
         row, best = on.row(self.best[1].rules if self.best and self._has_best(on) else Rules()), float("inf")
         found: list[tuple[float, Rows]] = []
-        while monotonic() < until:
+        while process_time() < until:
             rows = on.neighbours(row)
             scores = on.scores(rows, until)
             ranked = np.argsort(scores)[:COMPILED]
-            if scores[ranked[0]] >= best or monotonic() > until:
+            if scores[ranked[0]] >= best or process_time() > until:
                 break
             row, best = rows[ranked[0]], float(scores[ranked[0]])
             found = [(float(scores[i]), rows[i]) for i in ranked]
         for score, row in found:
-            if score < self.limit and monotonic() < until:
+            if score < self.limit and process_time() < until:
                 self.try_row(on, row, score if score < NEVER else 0.0)
 
     def _work_out(self, block: PartialLayouts) -> None:
@@ -498,12 +498,15 @@ class GlobalSpace:
         facts = StepFacts.of(self.step, self.hardware.device, self.recomputes)
         if self.layers is not None:
             facts = RepeatedFacts.of_layers(facts, *self.layers, space.split)
-        eliminations, eliminating = ColumnEliminations(), monotonic() + ELIMINATING * (until - monotonic())
+        eliminations, eliminating = (
+            ColumnEliminations(),
+            process_time() + ELIMINATING * (until - process_time()),
+        )
         for mesh in self.meshes:
-            if monotonic() > latest:
+            if process_time() > latest:
                 return
             bound = kind(space, facts, mesh, self.hardware, self.objective == "time")
-            usual = eliminations if monotonic() < eliminating else None
+            usual = eliminations if process_time() < eliminating else None
             yield Branching.on(bound, len(self.meshes) > 1, self.objective, usual)
 
     def _nothing_fits(self, searching: BranchAndBound) -> NothingFits:

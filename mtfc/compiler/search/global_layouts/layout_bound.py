@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from itertools import compress
 from math import inf
-from time import monotonic
+from time import process_time
 
 import attrs
 import numpy as np
@@ -116,7 +116,7 @@ class LayoutBound(SearchSetting):
     def seconds(self, known: MaskRange, storage_is_open: bool = False, until: float = inf) -> Seconds:
         """Return a bound of the step, with the best storage where that is open; 0 for rows that are not reached `until` then.
 
-        `until` is a time of `time.monotonic`.
+        `until` is a time of `process_time`.
         """
         return self._by_regime(known, LayoutBound._by_facts, storage_is_open, until)
 
@@ -136,7 +136,7 @@ class LayoutBound(SearchSetting):
         for bound, rows in self._regimes(known):
             for facts, some in groups(bound, known.where(rows)):
                 for start in range(0, len(some), BLOCK):
-                    if monotonic() > until:
+                    if process_time() > until:
                         return total
                     block = rows[some[start : start + BLOCK]]
                     total[block] = bound._seconds(facts, known.where(block), is_open)

@@ -124,9 +124,9 @@ class Scope:
     """The declarations of one file, or the names that the body of a function in the file sees.
 
     dims: dimensions by name, None for a declaration with an error. places: the place of each dimension's declaration.
-    functions, optimizers: the declarations of the file. modules: the files that it imports. local_dims: dimensions that
-    functions declare in their bodies. doubtful: names in text that did not parse. module: the name of the file as a module,
-    empty for the main file; its dimensions are called `module.dim`. file: the scope of the whole file.
+    functions, optimizers: the declarations of the file. machines: the names of its hardware. modules: the files that it imports.
+    local_dims: dimensions that functions declare in their bodies. doubtful: names in text that did not parse. module: the name of
+    the file as a module, empty for the main file; its dimensions are called `module.dim`. file: the scope of the whole file.
 
     In a function: rest: the dimensions that `...` stands for. any: the dtype that `any` stands for. calls: the calls that led to
     the function, the innermost first.
@@ -142,6 +142,7 @@ class Scope:
         self.dims: MutableMapping[str, Dim | None] = {}
         self.places: MutableMapping[str, Span] = {}
         self.models: set[str] = set()
+        self.machines: Collection[str] = ()
         self.functions: Mapping[str, ast.FnDecl] = {}
         self.optimizers: Mapping[str, tuple[ast.OptimizerDecl, ...]] = {}
         self.modules: dict[str, Scope | None] = {}

@@ -18,6 +18,7 @@ from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.parser import parse
 
 FOLDER = Path(__file__).parents[3] / "std"
+HARDWARE = FOLDER / "hardware"
 SHOWN = "mtfc/std/"
 """The name of the folder in diagnostics, wherever mtfc is installed."""
 
@@ -54,6 +55,11 @@ class LazyDeclarations(Mapping[str, D]):
 
     def __len__(self) -> int:
         return len(self._sections)
+
+
+def library_machines() -> tuple[str, ...]:
+    """Return the names of the library's machines: each has a file of that name."""
+    return tuple(sorted(path.stem for path in HARDWARE.glob("*.mtf")))
 
 
 def modules() -> tuple[str, ...]:

@@ -296,6 +296,14 @@ function whatIf(place) {
   if (focused) place.querySelector(`[data-size="${CSS.escape(focused)}"]`)?.focus();
 }
 
+// The plan
+
+function plan(place) {
+  const found = data.search?.name === current().name ? data.search.kinds : [];
+  place.replaceChildren(el("p", { class: "code" }, `${current().rules} on [${meshText(current().axes)}]`), table(["", ""], current().plan, []),
+    ...(found.length ? [el("p", {}, "The best plans of other kinds, and why they lost:"), el("ul", {}, found.map((each) => el("li", { class: "code" }, each)))] : []));
+}
+
 // Search
 
 function searched(place) {
@@ -303,8 +311,8 @@ function searched(place) {
   const chart = el("div"), known = points.filter(([, best, bound]) => best !== null || bound !== null);
   const plain = record.without_forms;
   const proof = plain ? `Without forms, the best takes ${secondsText(plain.objective_seconds)}${plain.optimal ? ", which is proven" : ""}. ${record.lower_bound_seconds ? `No layout with regions on parts takes less than ${secondsText(record.lower_bound_seconds)}.` : "Nothing is proven about layouts with forms."}` : record.optimal ? "It is proven to be the best in its space." : record.lower_bound_seconds ? `No layout of the space takes less than ${secondsText(record.lower_bound_seconds)}.` : "Nothing is proven.";
-  place.replaceChildren(el("p", {}, "The search found ", el("button", { class: "code", onclick: () => choose(layouts.findIndex((each) => each.name === name)) }, name), `: ${secondsText(record.objective_seconds)} without overlap, in ${digits(record.search_seconds)} s. ${proof} ${record.evaluated} layouts were compiled.`), chart,
-    table(["compared with", "a step without overlap"], Object.entries(record.baselines).map(([other, seconds]) => [other, seconds === null ? "" : secondsText(seconds)]), [1]));
+  place.replaceChildren(el("p", {}, "The search found ", el("button", { class: "code", onclick: () => choose(layouts.findIndex((each) => each.name === name)) }, name), `: ${secondsText(record.objective_seconds)}${record.objective === "serial" ? " without overlap" : ""}, in ${digits(record.search_seconds)} s. ${proof} ${record.evaluated} layouts were compiled.`), chart,
+    table(["compared with", record.objective === "serial" ? "a step without overlap" : "a step"], Object.entries(record.baselines).map(([other, seconds]) => [other, seconds === null ? "" : secondsText(seconds)]), [1]));
   curve(chart, { name: "Cost and bound over the time of the search", x: known.map(([at]) => at), xName: "seconds of search", xText: (v) => digits(v), text: secondsText, height: 220,
     series: [{ name: "best so far", color: 1, values: known.map(([, best]) => best), points: true }, { name: "lower bound", color: 2, values: known.map(([, , bound]) => bound), points: true }] });
 }
@@ -318,6 +326,7 @@ listeners.push([["line", "array"], () => markSource(sourcePlace)]);
 const kind = layouts[0].trains ? "one training step" : "one forward pass";
 frame(cost.model, `${kind} on ${target.name}, per device`, layouts.length > 1 ? switcher("layout", layouts.map(({ name }) => name), layouts.map(({ rules }) => rules), choose) : el("span", { class: "code" }, layouts[0].name), [
   ["layouts", "Layouts side by side", live(["layout"], overview), target.caveat ? el("p", { class: "note" }, target.caveat) : null],
+  ...(layouts.some((each) => each.plan.length) ? [["plan", "Plan", live(["layout"], plan)]] : []),
   ["source", "Source", el("div", { class: "columns" }, sourcePlace, el("aside", {}, live(["layout", "array", "line"], arrayPanel)))],
   ["memory", "Memory over the step", live(["layout"], memory)],
   ["timeline", "Timeline", live(["layout"], drawTimeline, { class: "timeline" })],
