@@ -542,26 +542,29 @@ class ProfiledSteps(Sink):
     before: int
     during: int
     seen: int = 0
+    is_running: bool = False
 
     def step(self, _: object) -> None:
         self.seen += 1
         if self.seen == self.before:
             with self._named():
                 import_jax().profiler.start_trace(self.folder)
-        elif self.seen == self.before + self.during:
-            self._stop(self.during)
+            self.is_running = True
+        elif self.is_running and self.seen == self.before + self.during:
+            self._stop()
 
     def close(self) -> None:
         """Stop the profiler if the run ends within the steps."""
-        if self.before <= self.seen < self.before + self.during:
-            self._stop(self.seen - self.before)
+        if self.is_running:
+            self._stop()
         elif self.seen < self.before:
             say(f"--profile begins after step {self.before}, and the run was shorter")
 
-    def _stop(self, steps: int) -> None:
-        with self._named():
+    def _stop(self) -> None:
+        self.is_running = False
+        with self._named(), _forgotten_on_failure():
             import_jax().profiler.stop_trace()
-        say(f"the profile of {steps} steps is in {self.folder}")
+        say(f"the profile of {self.seen - self.before} steps is in {self.folder}")
 
     @contextmanager
     def _named(self) -> Iterator[None]:
@@ -570,3 +573,15 @@ class ProfiledSteps(Sink):
         except (RuntimeError, ValueError, OSError) as error:  # JAX says RESOURCE_EXHAUSTED for a full disk
             reason = reason_of(error).partition("\n")[0]
             raise Unavailable(f"cannot write a profile to {self.folder}: {reason}") from None
+
+
+@contextmanager
+def _forgotten_on_failure() -> Iterator[None]:
+    """Let JAX forget a profile that it cannot write: JAX keeps the profile, has no function for this, and starts no other."""
+    from jax._src import profiler
+
+    try:
+        yield
+    except Exception:
+        profiler._profile_state.reset()  # type: ignore[no-untyped-call]
+        raise
