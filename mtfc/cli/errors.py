@@ -69,10 +69,11 @@ def has_color(stream: TextIO) -> bool:
 
 
 def show_diagnostics(diagnostics: Iterable[Diagnostic], sources: Sources, format: str = "text") -> None:
-    """Print diagnostics on standard error, as text or JSON; a terminal also shows how to read more about them."""
+    """Print diagnostics on standard error, as text or JSON, after the results so far. A terminal shows how to read more."""
     found = list(diagnostics)
     if not found and format == "text":
         return
+    sys.stdout.flush()
     from mtfc.reports.diagnostic_text import render, to_json
 
     if format == "json":
@@ -94,7 +95,6 @@ def diagnosed(action: Callable[[], int], sources: Sources, format: str) -> int:
     try:
         return action()
     except CompileError as error:
-        sys.stdout.flush()
         show_diagnostics(error.diagnostics, sources, format)
         return ERRORS
 
