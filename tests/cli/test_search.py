@@ -15,9 +15,11 @@ from mtfc.cli import command
 from mtfc.cli import search as search_command
 from mtfc.compiler.search.per_equation import per_equation_search as tiling_search
 from mtfc.compiler.search.solver import solver_search
+from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import SearchOptions
 from mtfc.driver.searching import compilation_time, placements
 from mtfc.driver.searching.pipelined import PipelineSearch
+from mtfc.driver.searching.search import search
 from mtfc.placements.placement_search import PlacementSpace, placement_space
 from mtfc.reports.search_report import at_most
 from tests.cli.conftest import Mtfc
@@ -98,9 +100,10 @@ def test_values_are_computed_again_where_nothing_else_fits(mtfc: Mtfc) -> None:
     """The machine is the limit of `--memory`, too; the file that the search writes fits with it."""
     Path("own.mtf").write_text(BOX.replace("memory: 100", "memory: 80e3") + STACK)
     assert mtfc("search", "own.mtf", "--space", "rules").status == 1
-    run = mtfc("search", "own.mtf", "-o", "found.mtf")
-    assert "note: this layout fits with `--memory box`" in run.out
-    assert mtfc("search", "own.mtf", "--format", "json").json["recomputed"] is True
+    answer = search(SearchOptions("own.mtf"), Sources())
+    assert "note: this layout fits with `--memory box`" in answer.result.report()
+    assert answer.result.record()["recomputed"] is True
+    Path("found.mtf").write_text(answer.written())
     plain, limited = (
         mtfc("cost", "found.mtf", "--layout", "found", *more, "--format", "json").json["layouts"][0]
         for more in ((), ("--memory", "box"))
@@ -113,10 +116,10 @@ def test_values_are_computed_again_where_nothing_else_fits(mtfc: Mtfc) -> None:
 def test_micro_batches_are_found_where_nothing_else_fits(mtfc: Mtfc) -> None:
     """The batch of the step stays the same: 1,024 examples. The file that the search writes has both numbers."""
     Path("own.mtf").write_text(BOX.replace("memory: 100", "memory: 12e3") + STACK)
-    asked = ("search", "own.mtf", "--devices", "4")
-    found = mtfc(*asked, "-o", "found.mtf")
-    assert found.status == 0 and "micro-batches, `accumulate = " in found.out
-    written = Path("found.mtf").read_text()
+    found = search(SearchOptions("own.mtf", devices=4), Sources())
+    assert "micro-batches, `accumulate = " in found.result.report()
+    written = found.written()
+    Path("found.mtf").write_text(written)
     (batch,), (number,) = (
         re.findall(r"dim batch = (\d+)", written),
         re.findall(r"accumulate = (\d+)", written),
@@ -127,9 +130,7 @@ def test_micro_batches_are_found_where_nothing_else_fits(mtfc: Mtfc) -> None:
     ]
     assert cost["memory_per_device"]["total"] <= 12_000
     again = mtfc("search", "found.mtf", "--devices", "4", "--format", "json").json
-    assert again["objective_seconds"] == pytest.approx(
-        mtfc(*asked, "--format", "json").json["objective_seconds"]
-    )
+    assert again["objective_seconds"] == pytest.approx(found.result.record()["objective_seconds"])
 
 
 def test_nothing_fits_names_the_nearest_layout(mtfc: Mtfc) -> None:
