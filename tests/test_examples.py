@@ -315,7 +315,7 @@ def sent(program: Program) -> list[tuple[str, str]]:
 
 
 def test_combined_collectives_can_be_combined_again(example: Example) -> None:
-    """Merged collectives are not taken apart, and those that were alone stay, or join others: `make examples` tries all layouts."""
+    """Merged collectives are not taken apart, and those that were alone stay, or join others. `make examples`: all layouts."""
     chosen = selection(example)
     assert len(chosen.cases) == len(layouts(example.file))
     for case in chosen.cases if EVERY_LAYOUT else chosen.cases[-1:]:
