@@ -132,11 +132,10 @@ def _end(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> N
 
 def _mtfc(arguments: Sequence[str]) -> int:
     """Run `python -m mtfc`."""
-    import mtfc.cli
-
     sys.path[0] = str(Path.cwd())
     sys.argv = [str(ROOT / "mtfc" / "__main__.py"), *arguments]
-    return mtfc.cli.main()
+    status: int = import_module("mtfc.cli").main()
+    return status
 
 
 def _python(arguments: Sequence[str]) -> int:
