@@ -17,6 +17,7 @@ A fenced block means something to a test by the words after its language:
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import re
@@ -78,25 +79,36 @@ def fences(document: str) -> Iterator[Fence]:
         yield Fence(tuple(match[1].split()), match[2])
 
 
+def environment(programs: Path) -> dict[str, str]:
+    """Return the environment of commands. programs: a folder with `mtfc` and `python`."""
+    paths = {"PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    jax = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": " ".join(xla.QUICK_FLAGS)}
+    return {**os.environ, **paths, **jax, "COLUMNS": "100"}
+
+
+def write_programs(folder: Path) -> None:
+    """Write programs `mtfc` and `python` that are those of the running tests."""
+    for name, arguments in (("mtfc", " -m mtfc"), ("python", "")):
+        (folder / name).write_text(f'#!/bin/sh\nexec "{sys.executable}"{arguments} "$@"\n', "utf-8")
+        (folder / name).chmod(0o755)
+
+
 @attrs.frozen
 class Session:
-    """The folder in which a document's commands run, and the environment that they see."""
+    """The folder in which a document's commands run, and the environment that they see.
+
+    searches: a folder with the outputs of searches of the examples, which documents have in common.
+    """
 
     folder: Path
     environment: Mapping[str, str]
+    searches: Path
 
     @classmethod
-    def start(cls, folder: Path) -> Session:
-        """Start a session in which `mtfc` and `python` are those of the running tests."""
-        programs = folder / ".programs"
-        programs.mkdir()
-        for name, arguments in (("mtfc", " -m mtfc"), ("python", "")):
-            (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}"{arguments} "$@"\n', "utf-8")
-            (programs / name).chmod(0o755)
+    def start(cls, folder: Path, programs: Path) -> Session:
+        """Start a session in a folder. programs: a folder with `mtfc` and `python`."""
         shutil.copytree(ROOT / "examples", folder / "examples")
-        paths = {"PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-        jax = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": " ".join(xla.QUICK_FLAGS)}
-        return cls(folder, {**os.environ, **paths, **jax, "COLUMNS": "100"})
+        return cls(folder, environment(programs), programs)
 
     def write(self, fence: Fence) -> None:
         assert fence.file is not None
@@ -106,7 +118,16 @@ class Session:
         path.write_text(now, "utf-8")
 
     def run(self, command: str) -> str:
-        """Return the output of a command on both streams."""
+        """Return the output of a command on both streams. A search of an example runs once."""
+        search, _, rest = command.partition(" | ")
+        if search.startswith("mtfc search examples/"):
+            place = self.searches / hashlib.sha256(search.encode()).hexdigest()
+            if not place.exists():
+                place.write_text(self._output(search), "utf-8")
+            return self._output(f"cat {place} | {rest or 'cat'}")
+        return self._output(command)
+
+    def _output(self, command: str) -> str:
         done = subprocess.run(
             ["bash", "-c", command],
             cwd=self.folder,
@@ -170,10 +191,10 @@ def agrees_in_all(actual: str, shown: str, roughly: bool) -> bool:
     )
 
 
-def check_sessions(path: Path, folder: Path, update: bool) -> None:
-    """Assert that every command of a document prints what the document shows."""
+def check_sessions(path: Path, folder: Path, programs: Path, update: bool) -> None:
+    """Assert that every command of a document prints what the document shows. programs: a folder with `mtfc` and `python`."""
     document = path.read_text("utf-8")
-    settle(path, document, Session.start(folder).replay(document), update)
+    settle(path, document, Session.start(folder, programs).replay(document), update)
 
 
 def check_generated(path: Path, parts: Mapping[str, Callable[[], str]], update: bool) -> None:

@@ -25,12 +25,14 @@ from mtfc.frontend.syntax import syntax_errors
 from mtfc.frontend.syntax.lexer import RESERVED
 from mtfc.reports.diagnostic_text import render
 from tests import collectives
+from tests.command_server import command_servers
 from tests.documents import (
     DOCUMENTS,
     ROOT,
     broken_links,
     check_generated,
     check_sessions,
+    environment,
     fences,
     settle,
 )
@@ -42,9 +44,19 @@ BY_NAME = {path.stem: path for path in DOCUMENTS}
 WITH_SESSIONS = [path for path in DOCUMENTS if "```console" in path.read_text("utf-8")]
 
 
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with `mtfc` and `python`, whose commands start as forks. Those of the README start on their own."""
+    folder = tmp_path_factory.mktemp("programs")
+    with command_servers(folder, environment(folder)):
+        yield folder
+
+
 @pytest.mark.parametrize("path", [p for p in WITH_SESSIONS if p.parent == DOCS], ids=lambda path: path.stem)
-def test_commands_print_what_is_shown(path: Path, tmp_path: Path, update_golden: bool) -> None:
-    check_sessions(path, tmp_path, update_golden)
+def test_commands_print_what_is_shown(
+    path: Path, programs: Path, tmp_path: Path, update_golden: bool
+) -> None:
+    check_sessions(path, tmp_path, programs, update_golden)
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)

@@ -7,13 +7,13 @@ import re
 from functools import cache
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import attrs
 import numpy as np
 import pytest
 
 import mtfc
+from mtfc.backends.common.devices import setting_kept
 from mtfc.compiler.ir.core import Equation, Program, walk
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.passes.partition.combine_collectives import CombineCollectives
@@ -21,8 +21,11 @@ from mtfc.compiler.passes.pipelines import run
 from mtfc.driver.data.array_files import Arrays
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import ONE_DEVICE, UNDISTRIBUTED, LayoutOnMesh, Selection, choose
+from mtfc.driver.options import VerifyOptions
 from mtfc.driver.running.execution import Session, load
 from mtfc.driver.verification.exact_cases import exact_cases
+from mtfc.driver.verification.results import CaseResult
+from mtfc.driver.verification.verify import checks_of
 
 FOLDER = Path(__file__).parents[1] / "examples"
 
@@ -254,15 +257,17 @@ def test_every_layout_is_exact(example: Example) -> None:
     assert sum(each.found.not_judged for each in found) <= 0.01 * sum(each.found.elements for each in found)
 
 
+EVERY_LAYOUT = "EVERY_LAYOUT" in os.environ
+
 FLOATS = [
     (example, layout)
     for example, layout in CASES
     if layout in [*layouts(example.file)[:1], *layouts(example.file)[-1:]][: example.in_floats]
-    or "EVERY_LAYOUT" in os.environ
+    or EVERY_LAYOUT
 ]
 """The cases in floats: the first layout, and of some examples the last, which splits the most. `make examples` runs all."""
 
-DRAWN = {"two_layer", "llama"} | ({"transformer_lm", "moe_lm"} if "EVERY_LAYOUT" in os.environ else set())
+DRAWN = {"two_layer", "llama"} | ({"transformer_lm", "moe_lm"} if EVERY_LAYOUT else set())
 """The examples whose parameters are drawn on each backend."""
 
 
@@ -273,13 +278,23 @@ def test_the_layout_gives_the_same_on_both_backends(example: Example, layout: st
     """The test runs in f64, because rounding grows through the deep networks and is coarse in bf16.
 
     Parameters are read from a file: XLA takes long to compile many draws. The first layouts of `DRAWN` draw them on each backend.
+    With the first layout run the checks that no layout changes: of the training step, and of the gradients in JAX.
     """
-    options: dict[str, Any] = {"layout": layout, "mesh": example.mesh, "dims": example.dims, "exact": False}
-    if layout != layouts(example.file)[0] or example.file not in DRAWN:
+    is_first, params = layout == layouts(example.file)[0], None
+    if not is_first or example.file not in DRAWN:
         np.savez(tmp_path / "params.npz", **drawn(example))
-        options["params"] = tmp_path / "params.npz"
-    found = mtfc.verify(path(example), dtype="f64", **options)
-    assert found["ok"], [(case["model"], case["backend"], case["wrong"]) for case in found["cases"]]
+        params = str(tmp_path / "params.npz")
+    choice = Choice(None, layout, example.mesh, example.dims)
+    options = VerifyOptions(str(path(example)), choice, dtype="f64", params=params, exact=False)
+    known = [each for each in checks_of(options) if is_first or isinstance(each.blank, CaseResult)]
+    with (
+        setting_kept("jax_enable_x64"),
+        setting_kept("jax_default_matmul_precision"),
+        np.errstate(all="ignore"),
+    ):
+        found = [result for check in known for result in check.run()]
+    assert {each.backend for each in found if isinstance(each, CaseResult)} == {"jax", "numpy"}
+    assert not [each.text(verbose=False) for each in found if not each.ok]
 
 
 def drawn(example: Example) -> Arrays:
@@ -300,10 +315,10 @@ def sent(program: Program) -> list[tuple[str, str]]:
 
 
 def test_combined_collectives_can_be_combined_again(example: Example) -> None:
-    """Merged collectives are not taken apart, and those that were alone stay, or join others."""
+    """Merged collectives are not taken apart, and those that were alone stay, or join others. `make examples`: all layouts."""
     chosen = selection(example)
     assert len(chosen.cases) == len(layouts(example.file))
-    for case in chosen.cases:
+    for case in chosen.cases if EVERY_LAYOUT else chosen.cases[-1:]:
         lowered = case.lower(chosen.program)
         for max_bytes in (0, 16, 4 << 20):
             again = run(lowered, (CombineCollectives(max_bytes),), level="lowered")

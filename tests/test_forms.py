@@ -114,7 +114,7 @@ def test_an_interrupt_of_the_bound_leaves_what_was_found(
     file.write_text(MODEL)
     found = search(
         SearchOptions(
-            str(file), Choice(mesh="grid"), "tpu_v2", space="rules", objective="serial", budget=5.0
+            str(file), Choice(mesh="grid"), "tpu_v2", space="rules", objective="serial", budget=60.0
         ),
         Sources(),
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mtfc.compiler.ir.ops.collectives import KINDS
 from mtfc.compiler.ir.printer import bytes_text
-from tests.documents import ROOT, check_generated, check_sessions
+from tests.documents import ROOT, check_generated, check_sessions, write_programs
 from tests.harness import lowered
 
 README = ROOT / "README.md"
@@ -33,7 +33,8 @@ def test_stays_short() -> None:
 
 
 def test_commands_print_what_is_shown(tmp_path: Path, update_golden: bool) -> None:
-    check_sessions(README, tmp_path, update_golden)
+    write_programs(tmp_path)
+    check_sessions(README, tmp_path, tmp_path, update_golden)
 
 
 def test_picture_shows_what_is_sent() -> None:

@@ -71,10 +71,11 @@ def has_color(stream: TextIO) -> bool:
 
 
 def show_diagnostics(diagnostics: Iterable[Diagnostic], sources: Sources, format: str = "text") -> None:
-    """Print diagnostics on standard error, as text or JSON; a terminal also shows how to read more about them."""
+    """Print diagnostics on standard error, as text or JSON, after the results so far. A terminal shows how to read more."""
     found = list(diagnostics)
     if not found and format == "text":
         return
+    sys.stdout.flush()
     from mtfc.reports.diagnostic_text import render, to_json
 
     if format == "json":
@@ -96,7 +97,6 @@ def diagnosed(action: Callable[[], int], options: Options) -> int:
     try:
         return action()
     except CompileError as error:
-        sys.stdout.flush()
         show_diagnostics(error.diagnostics, options.sources, getattr(options, "format", "text"))
     except Exception as error:
         from mtfc.compiler.search.found import NothingFits

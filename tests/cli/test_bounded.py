@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 
-import attrs
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,43 +12,9 @@ import pytest
 
 import mtfc
 from mtfc.driver.jax_functions import comparison
-from mtfc.driver.verification.checks import Check, Remade, results
+from mtfc.driver.verification.checks import Remade, results
+from tests.cli.bounded_checks import found, listed
 from tests.cli.conftest import Mtfc
-
-
-@attrs.frozen
-class Ended:
-    """Stands for the results of a check that did not end."""
-
-    skipped: str | None = None
-    failed: str | None = None
-
-
-def ends() -> list[str]:
-    return ["done"]
-
-
-def hangs() -> Iterator[str]:
-    yield "begun"
-    time.sleep(600)
-
-
-def aborts() -> list[str]:
-    os.abort()
-
-
-def raises() -> list[str]:
-    raise ValueError("of a check")
-
-
-def listed(kinds: Sequence[str], seconds: float) -> list[Check]:
-    return [Check(kind, globals()[kind], Ended(), seconds) for kind in kinds]
-
-
-def found(*kinds: str, seconds: float = 60.0, budget: float | None = None) -> list[str]:
-    remade = Remade("tests.cli.test_bounded:listed", (kinds, seconds))
-    each = results(listed(kinds, seconds), remade, budget)
-    return [x if isinstance(x, str) else x.skipped or f"failed: {x.failed}" for x in each]
 
 
 @pytest.mark.usefixtures("in_children")
@@ -61,11 +25,13 @@ def test_a_check_that_ends_its_process_is_a_sentence() -> None:
 
 
 @pytest.mark.usefixtures("in_children")
-def test_a_check_that_hangs_is_a_sentence() -> None:
+@pytest.mark.parametrize("hangs", ["computes", "sleeps"])
+def test_a_check_that_hangs_is_a_sentence(hangs: str) -> None:
+    """A child gets its seconds as processor time, in ten times as long."""
     started = time.monotonic()
-    assert found("hangs", "ends", seconds=4.0) == [
+    assert found(hangs, "ends", seconds=0.9) == [
         "begun",
-        "failed: did not end in 4 s: a budget gives more time",
+        "failed: did not end in 1 s: a budget gives more time",
         "done",
     ]
     assert time.monotonic() - started < 60
@@ -73,8 +39,8 @@ def test_a_check_that_hangs_is_a_sentence() -> None:
 
 @pytest.mark.usefixtures("in_children")
 def test_checks_beyond_the_budget_are_skipped() -> None:
-    sentence = "the budget of 15 s is over"
-    assert found("ends", "hangs", "ends", budget=15.0) == ["done", "begun", sentence, sentence]
+    sentence = "the budget of 5 s is over"
+    assert found("ends", "sleeps", "ends", budget=5.0) == ["done", "begun", sentence, sentence]
 
 
 @pytest.mark.usefixtures("in_children")
@@ -123,7 +89,7 @@ def until_large(factor: float) -> Callable[[jax.Array], jax.Array]:
 @pytest.mark.usefixtures("in_children")
 def test_a_loop_that_does_not_end_on_some_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawn rows of zeros or of negative numbers never grow to 50; positive ones do."""
-    monkeypatch.setattr(comparison, "SECONDS", 5.0)
+    monkeypatch.setattr(comparison, "SECONDS", 2.5)
     monkeypatch.setattr(comparison, "PER_STEP", 0.0)
     program = mtfc.from_jax(until_large(1.3), jnp.ones((8, 4)))
     verified = program.verify(program.plan({"batch": "a"}, {"a": 2}))
@@ -133,12 +99,12 @@ def test_a_loop_that_does_not_end_on_some_arguments(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.usefixtures("in_children")
 def test_a_loop_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comparison, "SECONDS", 4.0)
+    monkeypatch.setattr(comparison, "SECONDS", 1.5)
     monkeypatch.setattr(comparison, "PER_STEP", 0.0)
     program = mtfc.from_jax(until_large(0.5), jnp.ones((8, 4)))
     verified = program.verify(program.plan({"batch": "a"}, {"a": 2}))
     assert not verified.ok and not verified.outputs
-    assert "FAILED the function itself did not end in 4 s" in str(verified)
+    assert "FAILED the function itself did not end in 2 s" in str(verified)
 
 
 @pytest.mark.usefixtures("in_children")

@@ -16,9 +16,11 @@ from mtfc.cli import search as search_command
 from mtfc.cli.options import Options
 from mtfc.compiler.search.per_equation import per_equation_search as tiling_search
 from mtfc.compiler.search.solver import solver_search
+from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import SearchOptions
 from mtfc.driver.searching import compilation_time, placements
 from mtfc.driver.searching.pipelined import PipelineSearch
+from mtfc.driver.searching.search import search
 from mtfc.placements.placement_search import PlacementSpace, placement_space
 from mtfc.reports.search_report import at_most
 from tests.cli.conftest import Mtfc
@@ -104,10 +106,10 @@ def test_a_part_of_a_machine_is_no_memory_limit(mtfc: Mtfc) -> None:
 def test_micro_batches_are_found_where_nothing_else_fits(mtfc: Mtfc) -> None:
     """The batch of the step stays the same: 1,024 examples. The file that the search writes has both numbers."""
     Path("own.mtf").write_text(BOX.replace("memory: 100", "memory: 12e3") + STACK)
-    asked = ("search", "own.mtf", "--devices", "4")
-    found = mtfc(*asked, "-o", "found.mtf")
-    assert found.status == 0 and "micro-batches, `accumulate = " in found.out
-    written = Path("found.mtf").read_text()
+    found = search(SearchOptions("own.mtf", devices=4), Sources())
+    assert "micro-batches, `accumulate = " in found.result.report()
+    written = found.written()
+    Path("found.mtf").write_text(written)
     (batch,), (number,) = (
         re.findall(r"dim batch = (\d+)", written),
         re.findall(r"accumulate = (\d+)", written),
@@ -116,9 +118,7 @@ def test_micro_batches_are_found_where_nothing_else_fits(mtfc: Mtfc) -> None:
     (cost,) = mtfc("cost", "found.mtf", "--layout", "found", "--format", "json").json["layouts"]
     assert cost["memory_per_device"]["total"] <= 12_000
     again = mtfc("search", "found.mtf", "--devices", "4", "--format", "json").json
-    assert again["objective_seconds"] == pytest.approx(
-        mtfc(*asked, "--format", "json").json["objective_seconds"]
-    )
+    assert again["objective_seconds"] == pytest.approx(found.result.record()["objective_seconds"])
 
 
 def test_nothing_fits_names_the_nearest_layout(mtfc: Mtfc) -> None:

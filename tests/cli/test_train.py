@@ -208,13 +208,27 @@ def test_tensorboard_gets_every_figure(mtfc: Mtfc, folder: Path, capsys: pytest.
         assert capsys.readouterr().err.endswith(said)
 
 
-def test_a_profile_is_written(mtfc: Mtfc, folder: Path) -> None:
+def test_a_profile_is_written_after_one_that_failed(mtfc: Mtfc, folder: Path) -> None:
+    options = ("train", "model.mtf", "--data", "data.npz", "--steps")
+    for steps in ("10", "6"):  # JAX stops within the run, and at its end
+        failed = mtfc(*options, steps, "--profile", "model.mtf")
+        assert (failed.status, "profile to model.mtf: " in failed.err) == (3, True), failed.err
+        found = mtfc(*options, steps, "--profile", steps)
+        assert found.status == 0, found.err
+        assert f"the profile of {min(5, int(steps) - 3)} steps is in {steps}" in found.err
+        assert list((folder / steps).rglob("*.xplane.pb"))
+    short = mtfc(*options, "2", "--profile", "trace")
+    assert "begins after step 3" in short.err and not (folder / "trace").exists()
+
+
+def test_a_profile_of_the_caller_is_left_to_the_caller(mtfc: Mtfc, folder: Path) -> None:
+    import jax
+
+    jax.profiler.start_trace(str(folder / "own"))
     found = mtfc("train", "model.mtf", "--data", "data.npz", "--steps", "10", "--profile", "trace")
-    assert found.status == 0
-    assert "the profile of 5 steps is in trace" in found.err
-    assert list((folder / "trace").rglob("*.xplane.pb"))
-    short = mtfc("train", "model.mtf", "--data", "data.npz", "--steps", "2", "--profile", "trace")
-    assert "begins after step 3" in short.err
+    jax.profiler.stop_trace()
+    assert found.status == 3 and "cannot write a profile to trace: Profile has already been" in found.err
+    assert list((folder / "own").rglob("*.xplane.pb"))
 
 
 def test_micro_batches_and_given_parameters(mtfc: Mtfc, folder: Path) -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
-os.environ["KERAS_BACKEND"] = "jax"
-
 import jax
-import keras
 import numpy as np
 import pytest
 
@@ -21,8 +19,18 @@ from mtfc.driver.jax_functions.imported_program import ImportedProgram
 from mtfc.driver.jax_functions.plan import Plan
 from tests.jax_functions.arguments import data, program_arguments, rounding_spread, run
 
-LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
+class Keras:
+    """The package, imported by the first test that needs it: it takes seconds, and every process of the tests reads this file."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # pytest asks every object of a file
+            raise AttributeError(name)
+        os.environ["KERAS_BACKEND"] = "jax"
+        return getattr(import_module("keras"), name)
+
+
+keras: Any = Keras()
 IMAGES = np.random.default_rng(0).standard_normal((16, 8, 8, 2)).astype("float32")
 LABELS = np.arange(16, dtype="int32") % 4
 
@@ -48,7 +56,7 @@ def imported(model: Any, **options: Any) -> ImportedProgram:
 
     def loss(variables: Any, others: Any, images: Any, labels: Any) -> Any:
         logits, others = model.stateless_call(variables, others, images, training=True)
-        return LOSS(labels, logits), others
+        return keras.losses.SparseCategoricalCrossentropy(from_logits=True)(labels, logits), others
 
     variables = model.trainable_variables, model.non_trainable_variables
     return mtfc.from_jax(jax.value_and_grad(loss, has_aux=True), *variables, IMAGES, LABELS, **options)
@@ -69,7 +77,7 @@ def planned(model: Any) -> Plan:
 
 
 def fitted(model: Any) -> list[float]:
-    model.compile("adam", LOSS)
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     history = model.fit(IMAGES, LABELS, batch_size=8, epochs=2, shuffle=False, verbose=0)
     return list(history.history["loss"])
 

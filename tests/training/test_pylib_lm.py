@@ -1,4 +1,4 @@
-"""The language model of `examples/pylib_lm`: it learns real text, and every layout takes the same steps."""
+"""The language model of `examples/pylib_lm`: it learns real text, and layouts take the same steps."""
 
 from __future__ import annotations
 
@@ -93,10 +93,11 @@ def test_it_learns_and_writes(data: Path, learned: list[dict[str, Any]]) -> None
     assert written == {"    def __init__(self\n"} if IS_LONG else len(written) == 1
 
 
-def test_every_layout_takes_the_same_steps(data: Path, learned: list[dict[str, Any]]) -> None:
+def test_layouts_take_the_same_steps(data: Path, learned: list[dict[str, Any]]) -> None:
+    """The layout that splits the most; `make examples` trains under all."""
     expected = [step["loss"] for step in learned[:COMPARED]]
     assert expected[-1] < (0.6 if IS_LONG else 0.95) * expected[0]
-    for layout in LAYOUTS[1:]:
+    for layout in LAYOUTS[1:] if IS_LONG else LAYOUTS[-1:]:
         found = [step["loss"] for step in train(data, layout, COMPARED)]
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4, err_msg=layout)
 

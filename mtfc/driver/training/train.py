@@ -509,29 +509,44 @@ class ProfiledSteps(Sink):
     before: int
     during: int
     seen: int = 0
+    is_running: bool = False
 
     def step(self, _: object) -> None:
         self.seen += 1
         if self.seen == self.before:
             with self._named():
                 import_jax().profiler.start_trace(self.folder)
-        elif self.seen == self.before + self.during:
-            self._stop(self.during)
+            self.is_running = True
+        elif self.is_running and self.seen == self.before + self.during:
+            self._stop()
 
     def close(self) -> None:
         """Stop the profiler if the run ends within the steps."""
-        if self.before <= self.seen < self.before + self.during:
-            self._stop(self.seen - self.before)
+        if self.is_running:
+            self._stop()
         elif self.seen < self.before:
             say(f"--profile begins after step {self.before}, and the run was shorter")
 
-    def _stop(self, steps: int) -> None:
-        with self._named():
+    def _stop(self) -> None:
+        self.is_running = False
+        with self._named(), _forgotten_on_failure():
             import_jax().profiler.stop_trace()
-        say(f"the profile of {steps} steps is in {self.folder}")
+        say(f"the profile of {self.seen - self.before} steps is in {self.folder}")
 
     def _named(self) -> AbstractContextManager[None]:
         what = f"cannot write a profile to {self.folder}"
         return raised_as(
             Unavailable, what, RuntimeError, ValueError, OSError
         )  # RESOURCE_EXHAUSTED: a full disk
+
+
+@contextmanager
+def _forgotten_on_failure() -> Iterator[None]:
+    """Let JAX forget a profile that it cannot write: JAX keeps the profile, has no function for this, and starts no other."""
+    from jax._src import profiler
+
+    try:
+        yield
+    except Exception:
+        profiler._profile_state.reset()  # type: ignore[no-untyped-call]
+        raise
