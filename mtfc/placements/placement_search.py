@@ -133,7 +133,7 @@ def placement_space(
     graph = _without_frozen(operators or operators_of(program), program)
     found = cotangent_flow(graph)
     choices = configurations(found, hardware, max(devices, parts))
-    tasks = StrategyTasks(found, hardware, devices, program.training, choices, times, is_limited)
+    tasks = StrategyTasks(found, hardware, devices, program.training, times, is_limited)
     return PlacementSpace(graph, hardware, devices, choices, StrategyEvaluator(tasks))
 
 
