@@ -161,11 +161,12 @@ class ImportedProgram:
         Raises `NothingFits` if no layout fits into the memory.
         """
         from mtfc.compiler.passes.recompute import limit_on
-        from mtfc.compiler.search.found import NothingFits
+        from mtfc.compiler.search.found import NothingFits, room_on
         from mtfc.compiler.search.pricer import LayoutPricer
-        from mtfc.compiler.search.usual_layouts import joined, starting_layouts
+        from mtfc.compiler.search.usual_layouts import starting_layouts
         from mtfc.driver.searching.layouts import LayoutFinder
         from mtfc.driver.searching.search import SPACES
+        from mtfc.reports.plan_figures import others
 
         started = monotonic()
         one_of("objective", objective, SPACES["plan"].objectives)
@@ -180,18 +181,13 @@ class ImportedProgram:
         pricer = LayoutPricer.of(self.program, hardware, recompute)
         finder = LayoutFinder(self.program, pricer, objective, storage)
         try:
-            known, until = (
-                starting_layouts(self.program.function("forward"), meshes, finder.trains),
-                started + budget,
-            )
-
-            def best(whole: Layout, known: Sequence[tuple[Mesh, Layout]], until: float) -> Found:
-                given = [(on, attrs.evolve(x, rules=joined(x.rules, whole.rules))) for on, x in known]
-                return finder.best_global(meshes, until, given, whole, with_forms=True)
-
-            found = self.without_faults(best, known, until)
+            known = starting_layouts(self.program.function("forward"), meshes, finder.trains)
+            found = finder.without_faults(meshes, known, started + budget, self.without_faults)
         except NothingFits as error:
             raise NothingFits(in_python(str(error))) from None
+        plan, room = (found.mesh, found.layout), room_on(hardware, objective)
+        nearest = others(self.program, finder.seen, plan, room)
+        found = attrs.evolve(found, runner_up=next(((on, each) for on, each, _ in nearest), None))
         layout = attrs.evolve(found.layout, name="plan")
         limit = limit_on(hardware) if pricer.must_recompute(found.mesh, found.layout) else None
         used = found.mesh if mesh is not None else without_idle_axes(found.mesh, layout)

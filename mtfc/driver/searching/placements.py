@@ -19,7 +19,7 @@ from mtfc.compiler.search.usual_layouts import usual_layouts
 from mtfc.driver.errors import UsageError
 from mtfc.driver.options import ChainOptions
 from mtfc.driver.searching.compilation_time import timing_compilation
-from mtfc.driver.searching.space import SearchAnswer, SearchTask, WhyNotAnswer
+from mtfc.driver.searching.space import SearchAnswer, SearchTask
 from mtfc.placements.declarations import DeclaredPlacement, asked_configurations, entry_text, strategy_of
 from mtfc.placements.mcmc import BETA, ChainSettings, PlacementResult, SearchBudget
 from mtfc.placements.operators.operator_graph import operators_of
@@ -34,7 +34,7 @@ from mtfc.placements.placement_search import (
 from mtfc.placements.simulator.evaluation import EvaluatedStrategy
 from mtfc.reports.search_report import PlacedLayout, PlacementSearchResult
 from mtfc.reports.table import free_name
-from mtfc.reports.why_not_report import PlacementDifference
+from mtfc.reports.why_not_report import WhyNot, placement_answer
 
 BEFORE_PROOF = 0.1
 """The part of the time before an exhaustive search begins."""
@@ -107,7 +107,7 @@ def _written(task: SearchTask, result: PlacementSearchResult) -> str:
     return f"{text}{'' if text.endswith(chr(10)) else chr(10)}\n{result.text()}"
 
 
-def _why_not(task: SearchTask, best: PlacementSearchResult) -> WhyNotAnswer | None:
+def _why_not(task: SearchTask, best: PlacementSearchResult) -> WhyNot | None:
     """Search for the best placement with the configurations of `--why-not`, if any, in the time of the search.
 
     Raises `CompileError` if no operator can be split so, and `NothingFits`.
@@ -121,7 +121,7 @@ def _why_not(task: SearchTask, best: PlacementSearchResult) -> WhyNotAnswer | No
     find = partial(forced_search, within, known, settings=_settings(options.chains))
     found = _searched(find, within, monotonic() + options.budget, options.exhaustive)
     written = "; ".join(entry_text(graph.operators[i], each) for i, each in sorted(rules.items()))
-    return PlacementDifference(written, best, found)
+    return placement_answer(written, best, found)
 
 
 def _searched(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,23 +17,7 @@ from mtfc.driver.searching.written import accumulated, resized
 if TYPE_CHECKING:
     from mtfc.compiler.cost.device_graph import Machine
     from mtfc.compiler.cost.hardware import Hardware
-
-
-class WhyNotAnswer(Protocol):
-    """The answer to `--why-not`: the difference between the best of a space, and the best with the rules that were given."""
-
-    @property
-    def files(self) -> set[str]:
-        """The files whose lines the report shows."""
-        ...
-
-    def record(self) -> dict[str, Any]:
-        """Return the JSON record."""
-        ...
-
-    def report(self, texts: Mapping[str, str]) -> str:
-        """Return the report; `texts` holds each file's text by name."""
-        ...
+    from mtfc.reports.why_not_report import WhyNot
 
 
 class SearchResult(Protocol):
@@ -63,7 +47,7 @@ class SearchAnswer:
 
     result: SearchResult
     written: Callable[[], str]
-    why_not: Callable[[], WhyNotAnswer | None] = unasked
+    why_not: Callable[[], WhyNot | None] = unasked
     exported: Callable[[], str] | None = None
 
 
