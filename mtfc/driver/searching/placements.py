@@ -24,13 +24,7 @@ from mtfc.placements.declarations import DeclaredPlacement, asked_configurations
 from mtfc.placements.mcmc import BETA, ChainSettings, PlacementResult, SearchBudget
 from mtfc.placements.operators.operator_graph import operators_of
 from mtfc.placements.operators.strategy import KINDS, layout_strategy
-from mtfc.placements.placement_search import (
-    PlacementSpace,
-    forced_search,
-    placement_search,
-    placement_space,
-    proven,
-)
+from mtfc.placements.placement_search import PlacementSpace, placement_search, placement_space, proven
 from mtfc.placements.simulator.evaluation import EvaluatedStrategy
 from mtfc.reports.search_report import PlacedLayout, PlacementSearchResult
 from mtfc.reports.table import free_name
@@ -117,8 +111,10 @@ def _why_not(task: SearchTask, best: PlacementSearchResult) -> WhyNot | None:
         return None
     scope, machine = task.selection.module.scope, task.machine
     rules = asked_configurations(options.why_not, best.space.devices, graph, scope, machine)
-    within, known = best.space.restricted_to(rules), (best.found.best, *best.found.baselines.values())
-    find = partial(forced_search, within, known, settings=_settings(options.chains))
+    within, known = best.space.restricted_to(rules), {"found": best.found.best, **best.found.baselines}
+    find = partial(
+        placement_search, within, settings=_settings(options.chains), starts=known, evaluated=known
+    )
     found = _searched(find, within, monotonic() + options.budget, options.exhaustive)
     written = "; ".join(entry_text(graph.operators[i], each) for i, each in sorted(rules.items()))
     return placement_answer(written, best, found)
