@@ -20,7 +20,7 @@ When most columns are decided, layouts are few and stops are many. So all stops 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import TypeAlias
 
@@ -106,43 +106,15 @@ class SumBound:
         with_kernels: add the time by which completed sums make kernels longer.
         """
 
-        def seconds(sums: _SumTables, rows: slice) -> Seconds:
-            apart = self._flow(sums, self._sizes)
-            if not self.facts.preceding:
-                return apart
-            waiting = sum(map(self._in_turn, self._latencies(sums)), np.zeros_like(apart))
-            return np.maximum(apart, waiting + self._flow(sums, self._added))
-
-        return self._by_parts(each, storage_is_open, with_kernels, seconds)
-
-    def chained(self, each: EffectBounds, chains: Sequence[tuple[Container[int], Rows]]) -> Seconds:
-        """Return the seconds of all sums, some of which are completed one after the other.
-
-        chains: numbers of such sums, and the axes in each layout over which their latency counts.
-        """
-
-        def seconds(sums: _SumTables, rows: slice) -> Seconds:
-            total = self._flow(sums, self._added)
-            for axis, latencies in enumerate(self._latencies(sums)):
-                for numbers, axes in chains:
-                    some = [i for i in range(len(latencies)) if i in numbers]
-                    total += np.where(axes[rows] >> axis & 1, np.sum(latencies[some], axis=0), 0.0)
-            return total
-
-        return self._by_parts(each, False, True, seconds)
-
-    def _by_parts(
-        self,
-        each: EffectBounds,
-        storage_is_open: bool,
-        with_kernels: bool,
-        seconds: Callable[[_SumTables, slice], Seconds],
-    ) -> Seconds:
         total = np.zeros(each.number)
         number = max(1, AT_ONCE // max(1, len(self._stops)))
         for start in range(0, each.number if self._stops else 0, number):
             rows = slice(start, start + number)
-            total[rows] = seconds(self._sums(each, rows, storage_is_open, with_kernels), rows)
+            sums = self._sums(each, rows, storage_is_open, with_kernels)
+            total[rows] = self._flow(sums, self._sizes)
+            if self.facts.preceding:
+                waiting = sum(map(self._in_turn, self._latencies(sums)), np.zeros(sums.pending.shape[1]))
+                total[rows] = np.maximum(total[rows], waiting + self._flow(sums, self._added))
         return total
 
     def _latencies(self, sums: _SumTables) -> Iterator[Seconds]:
