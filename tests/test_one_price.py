@@ -57,7 +57,7 @@ def test_a_placement_that_is_a_layout_has_the_price_of_the_layout_beside_its_own
     file.write_text(text)
     found = mtfc.search(file, target="p100_cluster", space="soap", devices=4, budget=1.0)
     layout = found["best_layout"]
-    assert layout is not None and found["objective_seconds"] <= layout["placed_seconds"]
+    assert found["objective_seconds"] <= layout["placed_seconds"]
     axes = ", ".join(f"{axis}: {size}" for axis, size in layout["mesh"].items())
     file.write_text(f"{text}\nmesh its = [{axes}]\nlayout own on its = {{ {layout['layout']} }}\n")
     assert _simulated(file, "own") == pytest.approx(layout["step_seconds"], rel=1e-9)

@@ -17,12 +17,12 @@ from mtfc.driver.loading.target import check_room, target_of
 from mtfc.meshes.multi_mesh_cost import multi_mesh_cost
 from mtfc.meshes.multi_mesh_program import MultiMeshProgram
 from mtfc.meshes.multi_mesh_step import multi_mesh_step
-from mtfc.reports.difference import ComparedLayout, Difference, difference_of
+from mtfc.reports.difference import ComparedLayout, StepDifference, difference_of
 
 
 def diff(
     file: str, choice: Choice, layouts: Sequence[str], target: str | None, sources: Sources
-) -> Difference:
+) -> StepDifference:
     """Compare the costs of a model under two layouts. Raises `CompileError` and `UsageError`.
 
     layouts: the two layouts, or none for the first two of the file. target: a machine on which the lines take seconds.

@@ -337,7 +337,7 @@ class Search(MeshLayout):
     baselines: dict[str, float | None]
     bytes_after_cuts: NotRequired[list[int]]
     restricted_to: NotRequired[str | None]
-    best_layout: NotRequired[PlacedLayout | None]
+    best_layout: NotRequired[PlacedLayout]
     history: NotRequired[list[dict[str, float]]]
     overlapping_seconds: NotRequired[float]
     nothing_split: NotRequired[str | None]

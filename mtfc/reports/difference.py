@@ -201,7 +201,7 @@ class ComparedLine:
 
 
 @attrs.frozen(eq=False)
-class Difference:
+class StepDifference:
     """The figures of a model's step under two layouts or placements: of the whole step, and by line of the user's file.
 
     names: of both. totals: the figures of the whole step by name. rows: further rows of their table, before and after them.
@@ -285,7 +285,7 @@ def differences(one: ComparedLayout, other: ComparedLayout) -> list[ComparedLine
     return compared
 
 
-def difference_of(one: ComparedLayout, other: ComparedLayout, notes: Sequence[str] = ()) -> Difference:
+def difference_of(one: ComparedLayout, other: ComparedLayout, notes: Sequence[str] = ()) -> StepDifference:
     """Return the difference of two layouts. notes: lines at the end of the report."""
     first, second = one.cost.layout.name, other.cost.layout.name
     unit = "training step" if one.cost.trains else "forward pass"
@@ -299,7 +299,7 @@ def difference_of(one: ComparedLayout, other: ComparedLayout, notes: Sequence[st
             after.append([name, bytes_text(left), bytes_text(right), signed(right - left, bytes_text)])
     peak = {"peak_figures": one.hardware.has_peak_figures} if one.hardware else {}
     devices = ["devices", str(one.devices), str(other.devices), signed(other.devices - one.devices, str)]
-    return Difference(
+    return StepDifference(
         one.cost.model,
         f"{one.cost.model}, one {unit} {of}: from layout {first} to layout {second}",
         (first, second),

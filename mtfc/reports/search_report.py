@@ -448,7 +448,7 @@ def _report(
 
 
 @attrs.frozen
-class PlacedLayout:
+class LayoutAsPlacement:
     """A layout that is also a placement: its step as the tasks of operators, and as `mtfc simulate` shows the layout."""
 
     mesh: Mesh
@@ -484,7 +484,7 @@ class PlacementSearchResult:
     found: PlacementResult
     seconds: float
     machine: Machine | None = None
-    layout: PlacedLayout | None = None
+    layout: LayoutAsPlacement | None = None
 
     def text(self) -> str:
         """Return the declaration of the placement."""
@@ -520,7 +520,7 @@ class PlacementSearchResult:
                 for each in self.found.history
             ],
             "baselines": {name: finite(each.seconds) for name, each in self.found.baselines.items()},
-            "best_layout": None if self.layout is None else self.layout.record(),
+            **({} if self.layout is None else {"best_layout": self.layout.record()}),
         }
 
     def report(self) -> str:

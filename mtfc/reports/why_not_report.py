@@ -16,7 +16,13 @@ from mtfc.compiler.passes.pipelines import lower
 from mtfc.compiler.search.found import Found, value_of
 from mtfc.frontend.layouts.layout_text import rules_text
 from mtfc.placements.declarations import entry_text, placement_text
-from mtfc.reports.difference import ComparedFigure, ComparedLayout, ComparedLine, Difference, difference_of
+from mtfc.reports.difference import (
+    ComparedFigure,
+    ComparedLayout,
+    ComparedLine,
+    StepDifference,
+    difference_of,
+)
 from mtfc.reports.search_report import LayoutSearchResult, PlacementSearchResult, over
 from mtfc.reports.source_lines import Line, line_of
 from mtfc.reports.step_report import seconds_text
@@ -34,7 +40,7 @@ class WhyNot:
 
     sentence: str
     keys: Mapping[str, Any]
-    difference: Difference | None = None
+    difference: StepDifference | None = None
 
     def record(self) -> dict[str, Any]:
         """Return the JSON record, with the difference in the form of `mtfc diff`."""
@@ -122,7 +128,7 @@ def placement_answer(rules: str, best: PlacementSearchResult, found: PlacementRe
             "bytes_sent": other.sent,
             "memory_per_device": memory[1],
         },
-        Difference(
+        StepDifference(
             best.model,
             f"{best.model}, {where}",
             NAMES,

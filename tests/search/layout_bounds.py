@@ -19,6 +19,7 @@ from mtfc.compiler.search.global_layouts.global_search import GlobalSpace
 from mtfc.compiler.search.global_layouts.layout_bound import LayoutBound
 from mtfc.compiler.search.global_layouts.layout_space import LayoutSpace, Rows, layout_of, space_of
 from mtfc.compiler.search.global_layouts.step_facts import StepFacts
+from mtfc.compiler.search.global_layouts.sum_bound import SumBound
 from mtfc.compiler.search.pricer import LayoutPricer
 from mtfc.frontend.hardware_targets import find_hardware
 from tests.documents import ROOT
@@ -165,7 +166,7 @@ def effects_of(bound: LayoutBound, known: MaskRange) -> Mapping[str, Seconds]:
             sent, joined = each.halos()
             effects = {
                 "kernels": each.total(facts.kernels) + joined,
-                "pending sums": own._sums(facts).seconds(each, storage_is_open=False, with_kernels=False),
+                "pending sums": SumBound(own, attrs.evolve(facts, completing={})).seconds(each, False),
                 "data movement": each.moved(facts.moved),
                 "stored parameters": each.stored(facts.stored),
                 "halos": sent,

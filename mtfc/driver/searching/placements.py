@@ -26,7 +26,7 @@ from mtfc.placements.operators.operator_graph import operators_of
 from mtfc.placements.operators.strategy import KINDS, layout_strategy
 from mtfc.placements.placement_search import PlacementSpace, placement_search, placement_space, proven
 from mtfc.placements.simulator.evaluation import EvaluatedStrategy
-from mtfc.reports.search_report import PlacedLayout, PlacementSearchResult
+from mtfc.reports.search_report import LayoutAsPlacement, PlacementSearchResult
 from mtfc.reports.table import free_name
 from mtfc.reports.why_not_report import WhyNot, placement_answer
 
@@ -71,7 +71,7 @@ def search_placements(task: SearchTask) -> SearchAnswer:
 
 def _best_layout(
     task: SearchTask, space: PlacementSpace
-) -> tuple[EvaluatedStrategy, PlacedLayout] | tuple[None, None]:
+) -> tuple[EvaluatedStrategy, LayoutAsPlacement] | tuple[None, None]:
     """Return the best placement that is also a layout, of the file or one that anybody would try; None if there is none.
 
     The layout has the price of all other spaces.
@@ -92,7 +92,7 @@ def _best_layout(
     if placed is None or placed.seconds == inf:
         return None, None
     step = LayoutPricer.of(program, task.machine)(mesh, layout)
-    return placed, PlacedLayout(mesh, layout, placed.seconds, step.seconds)
+    return placed, LayoutAsPlacement(mesh, layout, placed.seconds, step.seconds)
 
 
 def _written(task: SearchTask, result: PlacementSearchResult) -> str:

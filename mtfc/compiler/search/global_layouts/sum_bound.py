@@ -100,17 +100,14 @@ class SumBound:
     setting: SearchSetting
     facts: Facts
 
-    def seconds(self, each: EffectBounds, storage_is_open: bool, with_kernels: bool = True) -> Seconds:
-        """Return the seconds of all sums. Where storage is open, a gather follows half an all-reduce of a gradient.
-
-        with_kernels: add the time by which completed sums make kernels longer.
-        """
+    def seconds(self, each: EffectBounds, storage_is_open: bool) -> Seconds:
+        """Return the seconds of all sums. Where storage is open, a gather follows half an all-reduce of a gradient."""
 
         total = np.zeros(each.number)
         number = max(1, AT_ONCE // max(1, len(self._stops)))
         for start in range(0, each.number if self._stops else 0, number):
             rows = slice(start, start + number)
-            sums = self._sums(each, rows, storage_is_open, with_kernels)
+            sums = self._sums(each, rows, storage_is_open)
             total[rows] = self._flow(sums, self._sizes)
             if self.facts.preceding:
                 waiting = sum(map(self._in_turn, self._latencies(sums)), np.zeros(sums.pending.shape[1]))
@@ -223,7 +220,7 @@ class SumBound:
                 costs[pending, over] = np.where(left & over == over, seconds, np.inf)
         return _AlikeSums(axes, layouts, first, which, stops, left != 0, costs)
 
-    def _sums(self, each: EffectBounds, rows: slice, storage_is_open: bool, with_kernels: bool) -> _SumTables:
+    def _sums(self, each: EffectBounds, rows: slice, storage_is_open: bool) -> _SumTables:
         def low(dims: Iterable[Dims]) -> Rows:
             return np.stack([each.low(names)[rows] for names in dims])
 
@@ -235,7 +232,7 @@ class SumBound:
         left, halved = self._passing(pending, low, high)
         longer = np.zeros((len(self._stops), pending.shape[1]))
         for i, stop in enumerate(self._stops):
-            if with_kernels and stop.value in self.facts.completing:
+            if stop.value in self.facts.completing:
                 longer[i] = self._longer(each, stop.value)[rows]
         return _SumTables(
             pending,
