@@ -149,7 +149,7 @@ class _Terms:
         total = each.total(self.kernels) + each.stored(self.stored)
         for routes in self.sums:
             sums = SumBound(each.setting, attrs.evolve(step.facts, routes=routes, preceding=()))
-            total += sums.seconds(each, storage_is_open=False)
+            total += sums.seconds(each)
         for moved in self.moved:
             total += each.moved(moved)
         sent, joined = each.halos(self.halos)
