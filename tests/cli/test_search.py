@@ -415,7 +415,10 @@ def test_one_cut_and_cuts_of_a_given_mesh(mtfc: Mtfc) -> None:
         (("--devices", "256"), "at most 6 are searched"),
         (("--devices", "4", "--export", "out.json"), "--export takes --space tiling"),
         (("--devices", "4", "--space", "rules", "--objective", "bytes"), "splits nothing sends nothing"),
-        (("--devices", "4", "--space", "tiling", "--objective", "memory"), "the fewest bytes"),
+        (
+            ("--devices", "4", "--space", "tiling", "--objective", "memory"),
+            "no --objective but serial, time or bytes",
+        ),
     ],
 )
 def test_options_that_cuts_do_not_take(mtfc: Mtfc, asked: tuple[str, ...], message: str) -> None:

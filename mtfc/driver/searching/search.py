@@ -118,8 +118,9 @@ def check_options(options: SearchOptions, exports: bool = False) -> None:
     if options.objective not in (None, *space.objectives):
         *most, last = space.objectives
         known = f"{', '.join(most)} or {last}" if most else last
-        bytes_of = "" if "bytes" in space.objectives else "; the spaces `tiling` and `kcuts` count bytes"
-        raise UsageError(f"the space `{space.name}` has no --objective but {known}{bytes_of}")
+        why = "a layout that splits nothing sends nothing; the spaces `tiling` and `kcuts` divide all work"
+        reason = f": {why}" if options.objective == "bytes" else ""
+        raise UsageError(f"the space `{space.name}` has no --objective but {known}{reason}")
     if options.space == "pipelines" and (options.choice.source is not None or options.why_not is not None):
         taken = "--why-not" if options.why_not is not None else options.file
         raise UsageError(f"--space pipelines searches the loops of a .mtf file, and cannot take {taken}")
