@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import attrs
 
@@ -18,29 +17,12 @@ from mtfc.driver.loading.target import check_room, target_of
 from mtfc.meshes.multi_mesh_cost import multi_mesh_cost
 from mtfc.meshes.multi_mesh_program import MultiMeshProgram
 from mtfc.meshes.multi_mesh_step import multi_mesh_step
-from mtfc.reports.difference import ComparedLayout, difference_json, difference_report
-
-
-@attrs.frozen(eq=False)
-class LayoutsDifference:
-    """The costs of a model under two layouts."""
-
-    one: ComparedLayout
-    other: ComparedLayout
-
-    def record(self) -> dict[str, Any]:
-        """Return the JSON record; see `docs/command.md`."""
-        return difference_json(self.one, self.other)
-
-    def report(self, texts: Mapping[str, str]) -> str:
-        """Return the totals of both layouts, and the lines that differ; `texts` holds each file's text by name."""
-        caveat = self.one.hardware.caveat if self.one.hardware else ()
-        return difference_report(self.one, self.other, texts) + "".join(f"{line}\n" for line in caveat)
+from mtfc.reports.difference import ComparedLayout, StepDifference, difference_of
 
 
 def diff(
     file: str, choice: Choice, layouts: Sequence[str], target: str | None, sources: Sources
-) -> LayoutsDifference:
+) -> StepDifference:
     """Compare the costs of a model under two layouts. Raises `CompileError` and `UsageError`.
 
     layouts: the two layouts, or none for the first two of the file. target: a machine on which the lines take seconds.
@@ -65,7 +47,8 @@ def diff(
             priced.append(ComparedLayout.of(program, hardware, device=case.device))
     if len(priced) < 2:
         raise UsageError(f"{file} has no two layouts to compare: say --layout A --layout B")
-    return LayoutsDifference(*priced)
+    one, other = priced
+    return difference_of(one, other, one.hardware.caveat if one.hardware else ())
 
 
 def _on_meshes(program: MultiMeshProgram, hardware: Hardware | None) -> ComparedLayout:

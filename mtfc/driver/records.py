@@ -295,6 +295,13 @@ class Alternative(MeshLayout):
     memory_per_device: int
 
 
+class PlacedLayout(MeshLayout):
+    """The best placement that is also a layout: its seconds as a placement, and as `mtfc simulate` shows the layout."""
+
+    placed_seconds: float
+    step_seconds: float
+
+
 class Search(MeshLayout):
     """`mtfc.search`: the best layout on a machine, or with `space="soap"` the best placement, whose mesh is empty.
 
@@ -332,6 +339,7 @@ class Search(MeshLayout):
     baselines: dict[str, float | None]
     bytes_after_cuts: NotRequired[list[int]]
     restricted_to: NotRequired[str | None]
+    best_layout: NotRequired[PlacedLayout]
     history: NotRequired[list[dict[str, float]]]
     overlapping_seconds: NotRequired[float]
     nothing_split: NotRequired[str | None]

@@ -61,14 +61,18 @@ class PlacementSpace:
         return attrs.evolve(self, choices=choices, everything=self.choices, kinds=kinds)
 
     def nearest(self, strategy: Strategy) -> Strategy:
-        """Return the strategy with data parallelism for operators whose configurations the restricted space lacks."""
-        if self.everything is None:
+        """Return the strategy with other configurations where the restricted space lacks its own.
+
+        These are data parallelism, or else the first configuration of the operator.
+        """
+        if self.everything is None and not self.restricted:
             return strategy
         others = data_parallel_strategy(self.graph, self.choices, self.main)
-        legal = {id(each): frozenset(each) for each in self.choices}
+        choices = {id(each): each for each in self.choices}
+        legal = {key: dict.fromkeys(each) for key, each in choices.items()}
         return tuple(
-            own if own in legal[id(each)] else other
-            for own, other, each in zip(strategy, others, self.choices, strict=True)
+            next(each for each in (own, other, *legal[id(choice)]) if each in legal[id(choice)])
+            for own, other, choice in zip(strategy, others, self.choices, strict=True)
         )
 
     def restricted_to(self, asked: Mapping[int, Configuration]) -> PlacementSpace:
@@ -123,7 +127,7 @@ def placement_space(
     graph = operators or operators_of(program)
     found = cotangent_flow(graph)
     choices = configurations(found, hardware, max(devices, parts))
-    tasks = StrategyTasks(found, hardware, devices, program.training, choices, times, is_limited)
+    tasks = StrategyTasks(found, hardware, devices, program.training, times, is_limited)
     return PlacementSpace(graph, hardware, devices, choices, StrategyEvaluator(tasks))
 
 
@@ -133,17 +137,20 @@ def placement_search(
     settings: ChainSettings = ChainSettings(),  # noqa: B008
     given: Mapping[str, Strategy] = {},
     starts: Collection[str] | None = None,
+    evaluated: Mapping[str, EvaluatedStrategy] | None = None,
 ) -> PlacementResult:
     """Search from data parallelism, the expert's strategy and `given` strategies, the best first, then from a random one.
 
     The random start is used only if the time is more than four times that of evaluating the others. starts: names of the
-    strategies to start from, `random` among them, instead. Raises `NothingFits` if no strategy fits into memory.
-    `KeyboardInterrupt` ends the search with the best so far, and is raised if there is none.
+    strategies to start from, `random` among them, instead. evaluated: strategies by name in the place of the first two. Raises
+    `NothingFits` if no strategy fits into memory. `KeyboardInterrupt` ends the search with the best so far, and is raised if
+    there is none.
     """
-    begin, known = time.perf_counter(), dict[str, EvaluatedStrategy]()
+    begin, known = time.perf_counter(), dict(evaluated or {})
     try:
-        known["data_parallel"] = within.data_parallel()
-        known["expert"] = within.expert()
+        if not known:
+            known["data_parallel"] = within.data_parallel()
+            known["expert"] = within.expert()
         for name, strategy in given.items():
             known[name] = within.evaluator.full(strategy)
         if within.choices:
@@ -153,7 +160,7 @@ def placement_search(
             if has_time if starts is None else "random" in starts:
                 strategy = random_strategy(within.choices, Random(settings.seed))
                 first.append(within.evaluator.full(strategy))
-            search = McmcSearch(within.evaluator, within.choices, settings)
+            search = McmcSearch(within.evaluator, within.choices, settings, within.restricted)
             search.begin = begin
             left = attrs.evolve(budget, seconds=budget.seconds - (time.perf_counter() - begin))
             found = search.run(first, left)
@@ -161,7 +168,7 @@ def placement_search(
             found = PlacementResult(known["data_parallel"], len(known), locally_optimal=True)
     except KeyboardInterrupt:
         best = min(known.values(), key=lambda each: each.seconds, default=None)
-        if best is None or best.seconds == inf:
+        if evaluated or best is None or best.seconds == inf:
             raise
         found = PlacementResult(best, len(known), locally_optimal=False, is_interrupted=True)
     return attrs.evolve(found, lower_bound=within.lower_bound, baselines=known)
@@ -174,27 +181,6 @@ def _inside(within: PlacementSpace, strategies: Iterable[EvaluatedStrategy]) -> 
         each if strategy == each.strategy else within.evaluator.full(strategy)
         for strategy, each in found.items()
     ]
-
-
-def forced_search(
-    within: PlacementSpace,
-    known: Sequence[EvaluatedStrategy],
-    budget: SearchBudget,
-    settings: ChainSettings = ChainSettings(),  # noqa: B008
-) -> PlacementResult:
-    """Search a space with restricted operators, from known strategies in which these operators are changed. Raises like
-    `placement_search`.
-    """
-    starts: dict[Strategy, None] = {}
-    for each in known:
-        strategy = list(each.strategy)
-        for operator in within.restricted:
-            legal = list(within.choices[operator])
-            strategy[operator] = strategy[operator] if strategy[operator] in legal else legal[0]
-        starts[tuple(strategy)] = None
-    search = McmcSearch(within.evaluator, within.choices, settings, within.restricted)
-    found = search.run([within.evaluator.full(each) for each in starts], budget)
-    return attrs.evolve(found, lower_bound=within.lower_bound)
 
 
 def proven(within: PlacementSpace, result: PlacementResult, seconds: float) -> PlacementResult:

@@ -29,7 +29,7 @@ from mtfc.compiler.ir.core import Training, Value
 from mtfc.compiler.ir.types import ITEM_BYTES
 from mtfc.placements.operators.cotangent_flow import CotangentFlow
 from mtfc.placements.operators.operator_graph import OperatorGraph, OperatorStep
-from mtfc.placements.operators.strategy import Configuration, OperatorConfigurations
+from mtfc.placements.operators.strategy import Configuration
 from mtfc.placements.part_costs import PartTimes, StepForms, optimizer_states
 from mtfc.placements.task_graph_builder import (
     Array,
@@ -159,7 +159,6 @@ class StrategyTasks:
         machine: Machine,
         devices: int,
         training: Training | None,
-        choices: Sequence[OperatorConfigurations],
         times: PartTimes | None = None,
         is_limited: bool = True,
     ) -> None:
@@ -169,7 +168,7 @@ class StrategyTasks:
         self.kind = np.array(of[:devices], np.int64)
         servers = machine.servers if isinstance(machine, DeviceGraph) else ()
         self.servers = np.array([each for each in servers if each < devices], np.int64)
-        self.forms = StepForms(flow, kinds, choices, times)
+        self.forms = StepForms(flow, kinds, times)
         self.links = device_links(machine, devices)
         if times is not None and times.transfer is not None:
             self.links = self.links.measured(*times.transfer)

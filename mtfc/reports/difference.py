@@ -188,23 +188,92 @@ class _Found:
 
 @attrs.frozen
 class ComparedLine:
-    """A line's figures under both layouts, by name. notes: texts about a line that differs, which a report shows below it."""
+    """A line's figures under both layouts, by name. notes: texts about a line that differs, which a report shows below it.
+
+    others: further keys of the JSON record.
+    """
 
     line: Line
     figures: Mapping[str, Pair]
     differs: bool
     notes: Sequence[str] = ()
+    others: Mapping[str, Any] = attrs.field(factory=dict)
+
+
+@attrs.frozen(eq=False)
+class StepDifference:
+    """The figures of a model's step under two layouts or placements: of the whole step, and by line of the user's file.
+
+    names: of both. totals: the figures of the whole step by name. rows: further rows of their table, before and after them.
+    notes: lines at the end of the report. others: further keys of the JSON record.
+    """
+
+    model: str
+    heading: str
+    names: tuple[str, str]
+    figures: Mapping[str, ComparedFigure]
+    totals: Mapping[str, Pair]
+    lines: Sequence[ComparedLine]
+    file: str | None
+    rows: tuple[Sequence[list[str]], Sequence[list[str]]] = ((), ())
+    notes: Sequence[str] = ()
+    others: Mapping[str, Any] = attrs.field(factory=dict)
+
+    def record(self) -> dict[str, Any]:
+        """Return the figures in pairs: under the first layout and under the second; see `docs/command.md`."""
+        keys = {name: each.key for name, each in self.figures.items()}
+        return {
+            "model": self.model,
+            "layouts": list(self.names),
+            **self.others,
+            **{key: list(self.totals[name]) for name, key in keys.items()},
+            "lines": [
+                {
+                    "file": each.line[0],
+                    "line": each.line[1],
+                    **{key: list(each.figures[name]) for name, key in keys.items()},
+                    **each.others,
+                }
+                for each in self.lines
+            ],
+        }
+
+    def report(self, texts: Mapping[str, str]) -> str:
+        """Return the totals, and the lines that differ; `texts` holds each file's text by name."""
+        rows = [["", *self.names, "difference"], *self.rows[0]]
+        for name, (left, right) in self.totals.items():
+            text = self.figures[name].text
+            rows.append([name, text(left), text(right), signed(right - left, text)])
+        totals = aligned([*rows, *self.rows[1]], right=range(1, 4))
+        return "\n".join([self.heading, *totals, "", *self._by_line(texts), *self.notes]) + "\n"
+
+    def _by_line(self, texts: Mapping[str, str]) -> list[str]:
+        """Return a table of the lines that differ, with their notes, and of the sums of all lines."""
+        sources = {file: text.splitlines() for file, text in texts.items()}
+        rows = [["line", "source", *self.figures]]
+        for each in self.lines:
+            if each.differs:
+                changes = self._changes(each.figures)
+                rows.append([place_text(each.line, self.file), source_text(each.line, sources), *changes])
+                rows += [["", f"  {note}", *[""] * len(self.figures)] for note in each.notes]
+        sums = {name: _sum(each.figures[name] for each in self.lines) for name in self.figures}
+        return fitted([*rows, ["all", "", *self._changes(sums)]])
+
+    def _changes(self, pairs: Mapping[str, Pair]) -> list[str]:
+        every = ((each.text, *pairs[name]) for name, each in self.figures.items())
+        return ["" if isclose(left, right) else signed(right - left, text) for text, left, right in every]
 
 
 def differences(one: ComparedLayout, other: ComparedLayout) -> list[ComparedLine]:
-    """Return the cost of each line under both layouts, in order: the figures of `FIGURES`, and the `stored` bytes of `mtfc cost`.
+    """Return the cost of each line under both layouts, in order, with the `stored` bytes of `mtfc cost`.
 
     The notes of a line are its collectives under both layouts, if these differ.
     """
     layouts, compared = (one, other), list[ComparedLine]()
     for line in sorted({*one.lines, *other.lines}):
         left, right = (each.lines.get(line, _Found()) for each in layouts)
-        figures = {name: (left.figures[name], right.figures[name]) for name in (*FIGURES, "stored")}
+        figures = {name: (left.figures[name], right.figures[name]) for name in FIGURES}
+        stored = [left.figures["stored"], right.figures["stored"]]
         sent = one.collectives(left), other.collectives(right)
         every = zip(layouts, sent, strict=True)
         notes = [
@@ -212,71 +281,36 @@ def differences(one: ComparedLayout, other: ComparedLayout) -> list[ComparedLine
         ]
         is_sent = sent[0] != sent[1]
         differs = is_sent or not all(isclose(*figures[name]) for name in FIGURES)
-        compared.append(ComparedLine(line, figures, differs, notes if is_sent else ()))
+        compared.append(ComparedLine(line, figures, differs, notes if is_sent else (), {"stored": stored}))
     return compared
 
 
-def total_rows(pairs: Mapping[str, Pair], figures: Mapping[str, ComparedFigure]) -> list[list[str]]:
-    """Return a row for each figure: its name, its texts under both layouts, and the text of the difference."""
-    rows = []
-    for name, (left, right) in pairs.items():
-        text = figures[name].text
-        rows.append([name, text(left), text(right), signed(right - left, text)])
-    return rows
-
-
-def line_table(
-    lines: Sequence[ComparedLine],
-    figures: Mapping[str, ComparedFigure],
-    own: str | None,
-    sources: Mapping[str, str],
-) -> list[str]:
-    """Return a table of the lines that differ, with their notes, and of the sums of all lines.
-
-    own: the user's file. sources: each file's text by name.
-    """
-    texts = {file: text.splitlines() for file, text in sources.items()}
-    rows = [["line", "source", *figures]]
-    for each in lines:
-        if each.differs:
-            changes = _changes(each.figures, figures)
-            rows.append([place_text(each.line, own), source_text(each.line, texts), *changes])
-            rows += [["", f"  {note}", *[""] * len(figures)] for note in each.notes]
-    sums = {name: _sum(each.figures[name] for each in lines) for name in figures}
-    return fitted([*rows, ["all", "", *_changes(sums, figures)]])
-
-
-def line_record(each: ComparedLine, keys: Mapping[str, str]) -> dict[str, Any]:
-    """Return the JSON record of a line. keys: those of the figures, by name."""
-    figures = {key: list(each.figures[name]) for name, key in keys.items()}
-    return {"file": each.line[0], "line": each.line[1], **figures}
-
-
-def difference_report(one: ComparedLayout, other: ComparedLayout, sources: Mapping[str, str]) -> str:
-    """Return the totals of both layouts, and the lines that differ; `sources` holds each file's text by name."""
-    figures = {name: FIGURES[name] for name in one.names}
-    table = line_table(differences(one, other), figures, one.cost.file, sources)
-    return "\n".join([*_totals(one, other), "", *table]) + "\n"
-
-
-def _totals(one: ComparedLayout, other: ComparedLayout) -> list[str]:
-    layouts = [each.cost.layout.name for each in (one, other)]
+def difference_of(one: ComparedLayout, other: ComparedLayout, notes: Sequence[str] = ()) -> StepDifference:
+    """Return the difference of two layouts. notes: lines at the end of the report."""
+    first, second = one.cost.layout.name, other.cost.layout.name
     unit = "training step" if one.cost.trains else "forward pass"
     several = len(one.costs) > 1 or len(other.costs) > 1
     of = "in the mean of all devices" if several else "on one device"
-    heading = f"{one.cost.model}, one {unit} {of}: from layout {layouts[0]} to layout {layouts[1]}"
-    devices = [each.devices for each in (one, other)]
-    rows = [
-        ["", *layouts, "difference"],
-        ["devices", *map(str, devices), signed(devices[1] - devices[0], str)],
-    ]
-    rows += total_rows({name: (one.figures[name], other.figures[name]) for name in one.names}, FIGURES)
+    between = one.between_meshes, other.between_meshes
+    after = []
     if several:
-        between = [each.between_meshes for each in (one, other)]
         fullest = [max(whole(cost.memory.total) for cost in each.costs) for each in (one, other)]
-        for name, (first, second) in {"between meshes": between, "fullest device": fullest}.items():
-            rows.append([name, bytes_text(first), bytes_text(second), signed(second - first, bytes_text)])
-    return [heading, *aligned(rows, right=range(1, 4))]
+        for name, (left, right) in {"between meshes": between, "fullest device": fullest}.items():
+            after.append([name, bytes_text(left), bytes_text(right), signed(right - left, bytes_text)])
+    peak = {"peak_figures": one.hardware.has_peak_figures} if one.hardware else {}
+    devices = ["devices", str(one.devices), str(other.devices), signed(other.devices - one.devices, str)]
+    return StepDifference(
+        one.cost.model,
+        f"{one.cost.model}, one {unit} {of}: from layout {first} to layout {second}",
+        (first, second),
+        {name: FIGURES[name] for name in one.names},
+        {name: (one.figures[name], other.figures[name]) for name in one.names},
+        differences(one, other),
+        one.cost.file,
+        ([devices], after),
+        notes,
+        {**peak, "bytes_between_meshes": list(between)},
+    )
 
 
 def _sum(pairs: Iterable[Pair]) -> Pair:
@@ -284,24 +318,6 @@ def _sum(pairs: Iterable[Pair]) -> Pair:
     return sum(left), sum(right)
 
 
-def _changes(pairs: Mapping[str, Pair], figures: Mapping[str, ComparedFigure]) -> list[str]:
-    every = ((each.text, *pairs[name]) for name, each in figures.items())
-    return ["" if isclose(left, right) else signed(right - left, text) for text, left, right in every]
-
-
 def signed(change: float, text: Callable[[Any], str]) -> str:
     """Return `+512 KiB`, `-3`, or `0`."""
     return f"{'-' if change < 0 else '+' if change else ''}{text(abs(change))}"
-
-
-def difference_json(one: ComparedLayout, other: ComparedLayout) -> dict[str, Any]:
-    """Return the figures in pairs: under the first layout and under the second."""
-    keys = {name: FIGURES[name].key for name in one.names}
-    return {
-        "model": one.cost.model,
-        "layouts": [one.cost.layout.name, other.cost.layout.name],
-        **({"peak_figures": one.hardware.has_peak_figures} if one.hardware else {}),
-        **{key: [one.figures[name], other.figures[name]] for name, key in keys.items()},
-        "bytes_between_meshes": [one.between_meshes, other.between_meshes],
-        "lines": [line_record(each, keys | {"stored": "stored"}) for each in differences(one, other)],
-    }

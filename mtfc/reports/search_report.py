@@ -453,9 +453,36 @@ def _report(
 # Placements
 
 
+@attrs.frozen
+class LayoutAsPlacement:
+    """A layout that is also a placement: its step as the tasks of operators, and as `mtfc simulate` shows the layout."""
+
+    mesh: Mesh
+    layout: Layout
+    placed_seconds: float
+    step_seconds: float
+
+    def record(self) -> dict[str, Any]:
+        """Return the JSON record."""
+        seconds = {"placed_seconds": self.placed_seconds, "step_seconds": self.step_seconds}
+        return {"mesh": self.mesh.sizes, "layout": rules_text(self.layout), **seconds}
+
+    def text(self) -> str:
+        """Return the layout with both figures."""
+        rules = f"{{ {rules_text(self.layout)} }} on [{self.mesh.axes_text}]"
+        return (
+            f"The best placement that is also a layout is {rules}. It takes {seconds_text(self.placed_seconds)} as a "
+            f"placement, whose operators are apart, and {seconds_text(self.step_seconds)} as a layout, whose kernels are fused "
+            "across operators: the price of `mtfc simulate` and of the other spaces."
+        )
+
+
 @attrs.frozen(eq=False)
 class PlacementSearchResult:
-    """The result of a search for placements, and its seconds. name: of the found placement. machine: if the file has it."""
+    """The result of a search for placements, and its seconds.
+
+    name: of the found placement. machine: if the file has it. layout: the best placement that is also a layout.
+    """
 
     model: str
     name: str
@@ -463,6 +490,7 @@ class PlacementSearchResult:
     found: PlacementResult
     seconds: float
     machine: Machine | None = None
+    layout: LayoutAsPlacement | None = None
 
     def text(self) -> str:
         """Return the declaration of the placement."""
@@ -498,6 +526,7 @@ class PlacementSearchResult:
                 for each in self.found.history
             ],
             "baselines": {name: finite(each.seconds) for name, each in self.found.baselines.items()},
+            **({} if self.layout is None else {"best_layout": self.layout.record()}),
         }
 
     def report(self) -> str:
@@ -512,9 +541,10 @@ class PlacementSearchResult:
             step, share = seconds_text(each.seconds), f"{over(each.seconds, best.seconds):.2f}"
             rows.append([name, step if fits else "does not fit", *size, share if fits else ""])
         shown = self.text() if len(space.graph.operators) <= MOST_PLACED else ""
-        note = ["", *space.hardware.caveat] if space.hardware.caveat else []
+        notes = [*wrapped(self.layout.text().split(), 2)] if self.layout is not None else []
+        notes += space.hardware.caveat
         lines = [f"  {line}" for line in shown.splitlines()]
-        return _report([heading, *lines], _placement_proof(self), rows, 1, note)
+        return _report([heading, *lines], _placement_proof(self), rows, 1, ["", *notes] if notes else [])
 
 
 def _placement_proof(placed: PlacementSearchResult) -> str:

@@ -186,7 +186,7 @@ def test_searches_for_pipelines_that_cannot_be(mtfc: Mtfc) -> None:
         ("model.mtf", ("--devices", "4"), "no `repeat` of the model can run as a pipeline"),
         ("own.mtf", ("--devices", "3"), "no axis of a mesh divides the layers into stages"),
         ("own.mtf", ("--devices", "4", "--why-not", "batch:x"), "cannot take --why-not"),
-        ("own.mtf", ("--devices", "4", "--objective", "memory"), "has the least time for its objective"),
+        ("own.mtf", ("--devices", "4", "--objective", "memory"), "has no --objective but time or serial"),
     ):
         run = mtfc("search", file, "--space", "pipelines", "--target", "h100", *more)
         assert run.status and message in run.err
@@ -358,7 +358,7 @@ def test_a_layout_that_fits_only_with_forms(mtfc: Mtfc) -> None:
         (("--space", "rules", "--layout", "plain"), "--layout takes --space forms"),
         (("--devices", "4"), "`--space forms` takes the mesh of a declared layout: no --devices"),
         (("--why-not", "batch: data"), "takes the mesh of a declared layout: no --why-not"),
-        (("--objective", "bytes"), "are chosen for their time or memory"),
+        (("--objective", "bytes"), "has no --objective but time, serial or memory"),
         (("--storage",), "--storage takes --space plan"),
         (("--layout", "other"), "unknown layout `other`"),
     ],
@@ -404,7 +404,10 @@ def test_one_cut_and_cuts_of_a_given_mesh(mtfc: Mtfc) -> None:
         (("--devices", "256"), "at most 6 are searched"),
         (("--devices", "4", "--export", "out.json"), "--export takes --space tiling"),
         (("--devices", "4", "--space", "rules", "--objective", "bytes"), "splits nothing sends nothing"),
-        (("--devices", "4", "--space", "tiling", "--objective", "memory"), "the fewest bytes"),
+        (
+            ("--devices", "4", "--space", "tiling", "--objective", "memory"),
+            "no --objective but serial, time or bytes",
+        ),
     ],
 )
 def test_options_that_cuts_do_not_take(mtfc: Mtfc, asked: tuple[str, ...], message: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import attrs
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,6 +19,7 @@ from mtfc.compiler.ir.types import Forms
 from mtfc.driver.jax_functions.comparison import drawn_arguments
 from mtfc.driver.jax_functions.imported_program import ImportedProgram
 from mtfc.driver.jax_functions.plan import Plan
+from mtfc.frontend.layouts.layout_text import rules_text
 from tests.jax_functions.models import MODELS, array
 
 NAMES = {
@@ -392,10 +394,11 @@ def test_a_searched_plan_is_explained_beside_the_next_best() -> None:
     assert plan.found is not None
     assert plan.found.runner_up is not None
     mesh, layout = plan.found.runner_up
-    assert (mesh, layout.rules) != (plan.case.mesh, plan.case.layout.rules)
+    assert (mesh, attrs.evolve(layout, name="plan")) != (plan.case.mesh, plan.case.layout)
     text = plan.explain()
     assert "from layout plan to layout next" in text
-    seconds = mtfc.from_jax(function, *args).plan(dict(layout.rules.axes), mesh.sizes).simulate("h100")
+    next_best = mtfc.from_jax(function, *args).plan(f"{{ {rules_text(layout)} }}", mesh.sizes)
+    seconds = next_best.simulate("h100")
     assert plan.predicted_step <= seconds["step_seconds"]
 
 

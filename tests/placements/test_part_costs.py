@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mtfc.compiler.ir.core import Program, Value
-from mtfc.compiler.ir.types import ITEM_BYTES, Dim
+from mtfc.compiler.ir.types import ITEM_BYTES
 from mtfc.compiler.passes.pipelines import run, simplification
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import choose
@@ -20,13 +20,7 @@ from mtfc.frontend.hardware_targets import find_hardware
 from mtfc.placements.operators.operator_graph import OperatorStep
 from mtfc.placements.operators.operator_parts import OperatorParts, Region
 from mtfc.placements.operators.strategy import Degrees
-from mtfc.placements.part_costs import (
-    PartLength,
-    PartSizes,
-    StepForms,
-    Unclear,
-    part_cost,
-)
+from mtfc.placements.part_costs import StepForms, middle, part_cost
 from mtfc.placements.placement_search import PlacementSpace, placement_space
 from mtfc.placements.task_graph_builder import BOUNDS, FIRST, KEPT, PARTS, PIECES, ROWS, SIZE
 from tests.placements import placement_programs
@@ -70,7 +64,8 @@ def test_parts_take_and_keep_what_their_own_functions_do(name: str, costs: dict[
     forms = space.evaluator.tasks.forms
     for step, degrees in drawn(space, 60):
         form, parts = forms.number(step, degrees), _parts(space, step, degrees)
-        forward, backward, kept = part_cost(forms.flow, forms.devices[0], step, parts)
+        local = forms.flow.local(step, parts, middle(degrees))
+        forward, backward, kept = part_cost(local, forms.devices[0])
         assert forms.tables.seconds[form].tolist() == [forward, backward]
         assert forms.tables.forms[form, [PARTS, KEPT]].tolist() == [parts.count, kept]
 
@@ -112,32 +107,3 @@ def _boxes(value: Value, region: Region, parts: OperatorParts) -> Any:
     boxes = [parts.box(region, part) for part in range(parts.count)]
     ends = [[each.get(dim.name, (0, dim.size)) for dim in value.type.dims] for each in boxes]
     return np.array(ends, np.int64).reshape(parts.count, -1, 2)
-
-
-def test_networks_are_evaluated_by_formulas_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No part is written as a function after the space is made."""
-    spaces = [placement_space(prepared(name), find_hardware("k80_cluster", {}), 8) for name in NETWORKS]
-    monkeypatch.setattr("mtfc.placements.operators.cotangent_flow.part_function", None)
-    for space in spaces:
-        assert space.data_parallel().seconds > 0
-
-
-def test_a_length_that_may_be_several_is_not_taken_for_one() -> None:
-    lengths = [PartLength("h", "h", ((1, 8), (2, 4), (4, 3))), PartLength("h", "h", ((1, 8), (2, 4), (4, 2)))]
-    for chosen, size in ((2, 4), (4, 1)):
-        sizes = PartSizes(lengths, {"h": [1, 2, 4]}, {"h": chosen}, [()])
-        with pytest.raises(Unclear):
-            sizes.dim(Dim("h", size), ())
-    clear = PartSizes(lengths, {"h": [1, 2, 4]}, {"h": 4}, [(), (("h", 2),), (("h", 4),)])
-    alike = PartSizes(lengths, {"h": [1, 2]}, {"h": 2}, [(("h", 2),), ()])
-    assert clear.dim(Dim("h", 3), ()).tolist() == [8, 4, 3]
-    assert alike.dim(Dim("h", 4), ()).tolist() == [4, 8]
-
-
-def test_no_formulas_where_rates_depend_on_sizes() -> None:
-    space = space_of("dense", "tpu_v2")
-    forms = space.evaluator.tasks.forms
-    assert all(not each.alike for (each,) in forms.formulas.values())
-    step = space.graph.steps[0]
-    form, own = forms.number(step, ()), part_cost(forms.flow, forms.devices[0], step, _parts(space, step, ()))
-    assert forms.tables.seconds[form].tolist() == list(own[:2])

@@ -29,7 +29,6 @@ from mtfc.placements.operators.strategy import Configuration, Strategy, random_s
 from mtfc.placements.placed_step import Attribution, attributions, longest_path, placed_step
 from mtfc.placements.placement_search import (
     PlacementSpace,
-    forced_search,
     placement_search,
     placement_space,
     proven,
@@ -292,7 +291,8 @@ def test_a_strategy_with_forced_configurations_is_the_best_of_those(asked: dict[
     space = space_of("dense", 2)
     known = placement_search(space, SearchBudget(60.0, 200))
     within = space.restricted_to(asked)
-    found = forced_search(within, (known.best, *known.baselines.values()), SearchBudget(60.0, 200))
+    strategies = {"found": known.best, **known.baselines}
+    found = placement_search(within, SearchBudget(60.0, 200), starts=strategies, evaluated=strategies)
     every = list(product(*within.choices))
     assert len(every) == within.strategies < space.strategies
     assert found.best.seconds == min(space.evaluator.full(each).seconds for each in every)

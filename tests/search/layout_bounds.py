@@ -19,6 +19,7 @@ from mtfc.compiler.search.global_layouts.global_search import GlobalSpace
 from mtfc.compiler.search.global_layouts.layout_bound import LayoutBound
 from mtfc.compiler.search.global_layouts.layout_space import LayoutSpace, Rows, layout_of, space_of
 from mtfc.compiler.search.global_layouts.step_facts import StepFacts
+from mtfc.compiler.search.global_layouts.sum_bound import SumBound
 from mtfc.compiler.search.pricer import LayoutPricer
 from mtfc.frontend.hardware_targets import find_hardware
 from tests.documents import ROOT
@@ -123,9 +124,8 @@ def check_rows(program: Program, mesh: Mesh, hardware: Hardware, space: LayoutSp
     computing = [i for i in columns if i not in space.storing]
     for decided in (columns, computing, columns[::2], columns[1::2], ()):
         known = bound.known(_only(rows, decided), frozenset(decided))
-        is_open = bool(space.storing) and space.storing.isdisjoint(decided)
         flops = bound.flops(known)
-        seconds, overlapping = (np.maximum(flops, each.seconds(known, is_open)) for each in (bound, beside))
+        seconds, overlapping = (np.maximum(flops, each.seconds(known)) for each in (bound, beside))
         bounds = (seconds, overlapping, bound.memory(known))
         for row, price, least, at_once, memory in zip(rows, prices, *bounds, strict=True):
             where = layout_of(space, row.tolist(), mesh), decided
@@ -165,7 +165,7 @@ def effects_of(bound: LayoutBound, known: MaskRange) -> Mapping[str, Seconds]:
             sent, joined = each.halos()
             effects = {
                 "kernels": each.total(facts.kernels) + joined,
-                "pending sums": own._sums(facts).seconds(each, storage_is_open=False, with_kernels=False),
+                "pending sums": SumBound(own, attrs.evolve(facts, completing={})).seconds(each),
                 "data movement": each.moved(facts.moved),
                 "stored parameters": each.stored(facts.stored),
                 "halos": sent,

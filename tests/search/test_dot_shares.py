@@ -100,6 +100,6 @@ def test_measured_shares_are_those_of_dots_with_as_many_flops() -> None:
     assert found.of(256, 4, 256) == found.of(4, 256, 256) == 0.5
 
 
-def test_a_machine_with_shares_has_no_linear_times() -> None:
-    assert not UNEVEN.device.has_linear_times
+def test_the_rates_of_a_machine_with_shares_depend_on_sizes() -> None:
+    assert not UNEVEN.device.has_constant_rates
     assert isinstance(UNEVEN, Hardware) and not UNEVEN.has_peak_figures

@@ -142,11 +142,6 @@ class Device:
         return attrs.evolve(self, bandwidth=Rate.constant(inf), overhead=0.0, scratchpad=None)
 
     @property
-    def has_linear_times(self) -> bool:
-        """True if the time of a kernel is proportional to its FLOPs and to its bytes."""
-        return self.mxu_size is None and not self.ops and self.has_constant_rates
-
-    @property
     def has_constant_rates(self) -> bool:
         """True if kernels of all sizes and shapes run at the same rates."""
         rates = (*self.flops.values(), self.bandwidth)

@@ -23,7 +23,7 @@ from mtfc.compiler.cost.hardware import Device, Hardware
 from mtfc.compiler.cost.sizes import Numbers
 from mtfc.compiler.ir.core import Function, walk
 from mtfc.compiler.ir.ops import OPS, has_trait
-from mtfc.compiler.ir.types import GROUPS, MOST_FLOPS_PER_BYTE, REGIONS, Forms, Layout, Mesh, Rules
+from mtfc.compiler.ir.types import GROUPS, MOST_FLOPS_PER_BYTE, REGIONS, Forms, Layout, Mesh
 from mtfc.compiler.search.found import Found, Objective, Price, PricedLayouts, Pricing, room_on, value_of
 
 CANDIDATES = 3
@@ -125,15 +125,6 @@ class FormsSearch:
         tried = self._tried(ranked[:CANDIDATES], inf, len(self.prices))
         return None if tried.best is None else tried.found()
 
-    def runner_up(self, found: Found) -> tuple[Mesh, Layout] | None:
-        """Return the best of the priced layouts that fit and split something else than the found layout; None without any."""
-        best = found.mesh, _splits(found.layout)
-        for mesh, layout in self._ranked():
-            forms, splits = layout.forms, _splits(layout)
-            if (mesh, splits) != best and self.prices[mesh, layout].tiled <= self._room:
-                return mesh, attrs.evolve(splits, forms=forms)
-        return None
-
     def _ranked(self) -> list[tuple[Mesh, Layout]]:
         """Return the priced layouts, the best first, also those that do not fit."""
         return sorted(self.prices, key=lambda each: value_of(self.prices[each], self.objective))
@@ -167,9 +158,3 @@ class FormsSearch:
 
 def _is_other(mesh: Mesh, layout: Layout, found: Found) -> bool:
     return (mesh, attrs.evolve(layout, name=found.layout.name)) != (found.mesh, found.layout)
-
-
-def _splits(layout: Layout) -> Layout:
-    """Return a layout without its name, its forms, and rules that split nothing."""
-    rules = Rules(tuple(each for each in layout.rules.axes if each[1]))
-    return attrs.evolve(layout, name="", forms=Forms(), rules=rules)

@@ -68,7 +68,7 @@ class Found:
     refuted: a layout whose price is below its bound. That is an error of the cost model, and nothing is proven then.
     without_forms: for a layout with forms, the result of the search for layouts without, which has the bound for these.
     without_pipelines: the bound of all plans without a pipeline; None if pipelines were not searched.
-    runner_up: the next best of the layouts that were priced with forms, which splits something else; None if none fits.
+    runner_up: the best plan of another kind, for a function of JAX; None if none fits.
     cuts: bytes that all devices send together after each cut, for a tiling by k-cuts.
     """
 

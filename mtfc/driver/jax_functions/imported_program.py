@@ -159,11 +159,12 @@ class ImportedProgram:
         do. recompute: False if `plan.step` may not compute values again in the backward pass, under layouts that would not fit.
         Raises `NothingFits` if no layout fits into the memory.
         """
-        from mtfc.compiler.search.found import NothingFits
+        from mtfc.compiler.search.found import NothingFits, room_on
         from mtfc.compiler.search.pricer import LayoutPricer
-        from mtfc.compiler.search.usual_layouts import joined, starting_layouts
+        from mtfc.compiler.search.usual_layouts import starting_layouts
         from mtfc.driver.searching.layouts import LayoutFinder
         from mtfc.driver.searching.search import SPACES
+        from mtfc.reports.plan_figures import others
 
         seconds_option("budget", budget)
         until = process_time() + budget
@@ -179,14 +180,12 @@ class ImportedProgram:
         finder = LayoutFinder(self.program, pricer, objective, storage)
         try:
             known = starting_layouts(self.program.function("forward"), meshes, finder.trains)
-
-            def best(whole: Layout, known: Sequence[tuple[Mesh, Layout]], until: float) -> Found:
-                given = [(on, attrs.evolve(x, rules=joined(x.rules, whole.rules))) for on, x in known]
-                return finder.best_global(meshes, until, given, whole, with_forms=True)
-
-            found = self.without_faults(best, known, until)
+            found = finder.without_faults(meshes, known, until, self.without_faults)
         except NothingFits as error:
             raise NothingFits(in_python(str(error))) from None
+        plan, room = (found.mesh, found.layout), room_on(hardware, objective)
+        nearest = others(self.program, finder.seen, plan, room)
+        found = attrs.evolve(found, runner_up=next(((on, each) for on, each, _ in nearest), None))
         layout = attrs.evolve(found.layout, name="plan")
         layout = pricer.recomputed(found.mesh, layout, written_limit(hardware, {}))
         limit = limit_of(None, {}, layout)

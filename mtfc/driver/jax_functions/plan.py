@@ -458,7 +458,7 @@ class Plan:
 
     def _runner_up(self) -> str:
         """Return the price of the search's next best plan, and its difference by line."""
-        from mtfc.reports.difference import ComparedLayout, difference_report
+        from mtfc.reports.difference import ComparedLayout, difference_of
         from mtfc.reports.step_report import seconds_text
 
         if self.found is None or self.found.runner_up is None or self.hardware is None:
@@ -476,7 +476,7 @@ class Plan:
             f"The next best plan of the search: {rules} on {_sizes_text(mesh.sizes)}. It takes {seconds_text(seconds)} and "
             f"{bytes_text(round(memory))}.\n"
         )
-        return title + difference_report(one, other, readable_texts(files))
+        return title + difference_of(one, other).report(readable_texts(files))
 
     @public
     def simulate(self, target: str) -> Step:

@@ -16,21 +16,32 @@ from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Forms, Layout, Mesh, Rules
 from mtfc.compiler.search.forms_search import FormsSearch, RecordedPricing, forms_of, with_loop_forms
-from mtfc.compiler.search.found import IN_BYTES, Found, NothingFits, Objective, Pricing, room_on, value_of
+from mtfc.compiler.search.found import (
+    IN_BYTES,
+    Found,
+    NothingFits,
+    Objective,
+    Price,
+    Pricing,
+    room_on,
+    value_of,
+)
 from mtfc.compiler.search.global_layouts.global_search import GlobalSpace
 from mtfc.compiler.search.idle_axes import without_idle_axes
 from mtfc.compiler.search.pricer import LayersPricer, LayoutPricer, of_layers
 from mtfc.compiler.search.usual_layouts import joined, products, usual_layouts
 from mtfc.driver.errors import say
+from mtfc.driver.loading.choice import BestLayout
 from mtfc.driver.loading.layout_targets import layout_targets, prepared
 from mtfc.driver.loading.memory_limit import written_limit
 from mtfc.driver.loading.sources import known_as
 from mtfc.driver.searching.compilation_time import timing_compilation
 from mtfc.driver.searching.meshes import possible_meshes, under_names
-from mtfc.driver.searching.space import SearchAnswer, SearchTask, WhyNotAnswer, on_clock
+from mtfc.driver.searching.space import SearchAnswer, SearchTask, on_clock
 from mtfc.driver.searching.why_not import AskedRules, asked_rules, best_with_rules
 from mtfc.driver.searching.written import declared_name, insert_layout
 from mtfc.reports.search_report import LayoutSearchResult
+from mtfc.reports.why_not_report import WhyNot
 
 STARTING = 0.25
 """The part of the time of a search of tilings for the best global layout."""
@@ -46,13 +57,15 @@ EXACT = 1.5
 class LayoutFinder:
     """A search of one space of layouts for a program on a machine, ready for any meshes and rules.
 
-    objective: the quantity to minimize. storage: True to choose also how parameters and optimizer state are stored.
+    objective: the quantity to minimize. storage: True to choose also how parameters and optimizer state are stored. seen: the
+    prices of the layouts that were tried.
     """
 
     program: Program
     pricer: LayoutPricer
     objective: Objective
     storage: bool = False
+    seen: dict[tuple[Mesh, Layout], Price] = attrs.field(factory=dict)
 
     @property
     def trains(self) -> bool:
@@ -138,6 +151,7 @@ class LayoutFinder:
                 return fitting
             raise
         best = forms.improved(found)
+        self.seen.update(recorded.prices)
         own = best.layout.forms
         if own.entries and own == Forms(own.regions) and not best.is_interrupted:
             try:
@@ -145,7 +159,26 @@ class LayoutFinder:
                 best = attrs.evolve(best, lower_bound=bound)
             except KeyboardInterrupt:
                 best = attrs.evolve(best, is_interrupted=True)
-        return attrs.evolve(best, runner_up=forms.runner_up(best))
+        return best
+
+    def without_faults(
+        self,
+        meshes: Sequence[Mesh],
+        known: Sequence[tuple[Mesh, Layout]],
+        until: float,
+        avoiding: Callable[[BestLayout, Sequence[tuple[Mesh, Layout]], float], Found] | None = None,
+        with_forms: bool = True,
+    ) -> Found:
+        """Find the best global layout. Raises `NothingFits`.
+
+        avoiding: for a function of JAX, the search for a layout whose plan meets no known fault of XLA.
+        """
+
+        def best(rules: Layout, known: Sequence[tuple[Mesh, Layout]], until: float) -> Found:
+            given = [(mesh, attrs.evolve(x, rules=joined(x.rules, rules.rules))) for mesh, x in known]
+            return self.best_global(meshes, until, given, rules=rules, with_forms=with_forms)
+
+        return best(Layout(""), known, until) if avoiding is None else avoiding(best, known, until)
 
     def in_time(
         self, layouts: Iterable[tuple[Mesh, Layout]], until: float, late: float = inf
@@ -235,16 +268,10 @@ class LayoutSearch:
 
     def best_global(self, until: float, with_forms: bool = False) -> Found:
         """Find the best global layout; for a function of JAX the best whose plan meets no known fault. Raises `NothingFits`."""
-        task, source = self.task, self.task.options.choice.source
-
-        def best(rules: Layout, known: Sequence[tuple[Mesh, Layout]], until: float) -> Found:
-            given = [(mesh, attrs.evolve(x, rules=joined(x.rules, rules.rules))) for mesh, x in known]
-            return self.finder.best_global(task.meshes, until, given, rules=rules, with_forms=with_forms)
-
-        if source is None or task.start is not None:
-            return best(Layout(""), self.known, until)
-        found = source.without_faults(best, self.known, until)
-        if task.options.choice.mesh is not None:
+        task, choice = self.task, self.task.options.choice
+        avoiding = None if choice.source is None or task.start is not None else choice.source.without_faults
+        found = self.finder.without_faults(task.meshes, self.known, until, avoiding, with_forms)
+        if avoiding is None or choice.mesh is not None:
             return found
         mesh = without_idle_axes(found.mesh, found.layout)
         if mesh != found.mesh:
@@ -306,7 +333,7 @@ class LayoutSearch:
         problem = exported(prepared(program), set(program.dims), mesh, self.finder.pricer.hardware)
         return f"{write(problem)}\n"
 
-    def _why_not(self, result: LayoutSearchResult) -> WhyNotAnswer | None:
+    def _why_not(self, result: LayoutSearchResult) -> WhyNot | None:
         """Search for the best layout with the rules of `--why-not`, if any, in the time of the search."""
         if self.asked is None:
             return None

@@ -18,9 +18,10 @@ import attrs
 from mtfc.compiler.activity import report_progress
 from mtfc.compiler.cost.sizes import whole
 from mtfc.compiler.diagnostics import CompileError
-from mtfc.compiler.ir.core import Program, walk
+from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Axes, Dim, Layout, Rules
 from mtfc.compiler.search.found import NothingFits, memory_text
+from mtfc.compiler.search.global_layouts.layout_space import space_of, values_of
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
 from mtfc.driver.loading.selection import choose
@@ -220,15 +221,11 @@ class MultiMeshSearch:
 
 def _beside(program: Program) -> dict[Dim, set[Dim]]:
     """Return the dimensions of a program that can be split, each with those that share a tensor with it."""
-    found: dict[Dim, set[Dim]] = {}
     forward = program.function("forward")
-    values = [each.value for each in forward.arguments]
-    values += [value for eqn in walk(forward.body) for value in eqn.results]
-    for value in values:
-        for dim in value.type.dims:
-            if dim.size > 1:
-                found.setdefault(dim, set()).update(each for each in value.type.dims if each != dim)
-    return found
+    columns = space_of(forward).columns
+    beside = {each.dim: {columns[i].dim for i in each.beside} for each in columns}
+    dims = dict.fromkeys(dim for value in values_of(forward) for dim in value.type.dims)
+    return {dim: beside[dim] for dim in dims if dim in beside}
 
 
 def memory_of(step: MultiMeshStep) -> int:

@@ -4,29 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from functools import partial
+from math import inf
 from time import monotonic
 
+import attrs
+
 from mtfc.backends.common import allocator
+from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.diagnostics import Diagnostics
+from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.passes.pipelines import run, simplification
+from mtfc.compiler.search.pricer import LayoutPricer
+from mtfc.compiler.search.usual_layouts import usual_layouts
 from mtfc.driver.errors import UsageError
 from mtfc.driver.options import ChainOptions
 from mtfc.driver.searching.compilation_time import timing_compilation
-from mtfc.driver.searching.space import SearchAnswer, SearchTask, WhyNotAnswer, on_clock
+from mtfc.driver.searching.space import SearchAnswer, SearchTask, on_clock
 from mtfc.placements.declarations import DeclaredPlacement, asked_configurations, entry_text, strategy_of
 from mtfc.placements.mcmc import BETA, ChainSettings, PlacementResult, SearchBudget
 from mtfc.placements.operators.operator_graph import operators_of
-from mtfc.placements.operators.strategy import KINDS
-from mtfc.placements.placement_search import (
-    PlacementSpace,
-    forced_search,
-    placement_search,
-    placement_space,
-    proven,
-)
-from mtfc.reports.search_report import PlacementSearchResult
+from mtfc.placements.operators.strategy import KINDS, layout_strategy
+from mtfc.placements.placement_search import PlacementSpace, placement_search, placement_space, proven
+from mtfc.placements.simulator.evaluation import EvaluatedStrategy
+from mtfc.reports.search_report import LayoutAsPlacement, PlacementSearchResult
 from mtfc.reports.table import free_name
-from mtfc.reports.why_not_report import PlacementDifference
+from mtfc.reports.why_not_report import WhyNot, placement_answer
 
 BEFORE_PROOF = 0.1
 """The part of the time before an exhaustive search begins."""
@@ -60,8 +62,37 @@ def search_placements(task: SearchTask) -> SearchAnswer:
     name = free_name("found", {each.name for each in selection.placements})
     is_declared = selection.hardware.get(task.machine.name) is task.machine
     seconds, machine = monotonic() - started, task.machine if is_declared else None
-    result = PlacementSearchResult(selection.program.name, name, space, found, seconds, machine)
+    placed, layout = (None, None) if found.is_interrupted else _best_layout(task, space)
+    if placed is not None and space.kinds is None and placed.seconds < found.best.seconds:
+        found = attrs.evolve(found, best=placed, locally_optimal=False)
+    result = PlacementSearchResult(selection.program.name, name, space, found, seconds, machine, layout)
     return SearchAnswer(result, partial(_written, task, result), partial(_why_not, task, result))
+
+
+def _best_layout(
+    task: SearchTask, space: PlacementSpace
+) -> tuple[EvaluatedStrategy, LayoutAsPlacement] | tuple[None, None]:
+    """Return the best placement that is also a layout, of the file or one that anybody would try; None if there is none.
+
+    The layout has the price of all other spaces.
+    """
+    program, devices = task.selection.program, space.devices
+    if not isinstance(task.machine, Hardware) or devices == 1:
+        return None, None
+    line = Mesh("line", (("all", devices),))
+    cases = [(line, each) for each in usual_layouts(program.function("forward"), line, False).values()]
+    own = [(each.mesh, each.layout) for each in task.selection.cases if each.mesh.devices == devices]
+    cases += [(mesh, layout) for mesh, layout in own if layout == Layout(layout.name, layout.rules)]
+    found = [
+        (space.evaluator.full(strategy), mesh, layout)
+        for mesh, layout in cases
+        if (strategy := layout_strategy(space.graph, space.choices, mesh, layout.rules)) is not None
+    ]
+    placed, mesh, layout = min(found, key=lambda each: each[0].seconds, default=(None, line, Layout("")))
+    if placed is None or placed.seconds == inf:
+        return None, None
+    step = LayoutPricer.of(program, task.machine)(mesh, layout)
+    return placed, LayoutAsPlacement(mesh, layout, placed.seconds, step.seconds)
 
 
 def _written(task: SearchTask, result: PlacementSearchResult) -> str:
@@ -70,7 +101,7 @@ def _written(task: SearchTask, result: PlacementSearchResult) -> str:
     return f"{text}{'' if text.endswith(chr(10)) else chr(10)}\n{result.text()}"
 
 
-def _why_not(task: SearchTask, best: PlacementSearchResult) -> WhyNotAnswer | None:
+def _why_not(task: SearchTask, best: PlacementSearchResult) -> WhyNot | None:
     """Search for the best placement with the configurations of `--why-not`, if any, in the time of the search.
 
     Raises `CompileError` if no operator can be split so, and `NothingFits`.
@@ -80,11 +111,13 @@ def _why_not(task: SearchTask, best: PlacementSearchResult) -> WhyNotAnswer | No
         return None
     scope, machine = task.selection.module.scope, task.machine
     rules = asked_configurations(options.why_not, best.space.devices, graph, scope, machine)
-    within, known = best.space.restricted_to(rules), (best.found.best, *best.found.baselines.values())
-    find = partial(forced_search, within, known, settings=_settings(options.chains))
+    within, known = best.space.restricted_to(rules), {"found": best.found.best, **best.found.baselines}
+    find = partial(
+        placement_search, within, settings=_settings(options.chains), starts=known, evaluated=known
+    )
     found = _searched(find, within, monotonic() + options.budget, options.exhaustive)
     written = "; ".join(entry_text(graph.operators[i], each) for i, each in sorted(rules.items()))
-    return PlacementDifference(written, best, found)
+    return placement_answer(written, best, found)
 
 
 def _searched(

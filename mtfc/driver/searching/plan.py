@@ -174,5 +174,4 @@ def _best(search: LayoutSearch, found: list[Found], layouts: Found | None) -> Fo
         lower_bound=min(dots, without or dots, best.objective),
         without_pipelines=without,
         evaluated=sum(each.evaluated for each in found),
-        runner_up=None if layouts is None else layouts.runner_up,
     )

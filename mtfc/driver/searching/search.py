@@ -98,18 +98,6 @@ REASONS = {
 }
 """Reasons why an option belongs to a single space."""
 
-OBJECTIVES = {
-    "plan": "a layout that splits nothing sends nothing; the spaces `tiling` and `kcuts` divide all work",
-    "rules": "a layout that splits nothing sends nothing; the spaces `tiling` and `kcuts` divide all work",
-    "forms": "forms send other bytes, but are chosen for their time or memory",
-    "pipelines": "the space `pipelines` has the least time for its objective",
-    "meshes": "the space `meshes` has no --objective but time",
-    "tiling": "the space `tiling` has the least time or the fewest bytes for its objective",
-    "kcuts": "the space `kcuts` has no --objective but bytes",
-    "soap": "the space `soap` has no --objective but time",
-}
-"""Messages about an objective that a space lacks."""
-
 
 def check_options(options: SearchOptions, exports: bool = False) -> None:
     """Raise `UsageError` if options contradict each other, or ask for too much. exports: True if `--export` is given."""
@@ -132,7 +120,11 @@ def check_options(options: SearchOptions, exports: bool = False) -> None:
     if options.chains.given and "chains" not in space.takes:
         raise UsageError(f"--{options.chains.given[0]} takes --space soap: the other spaces have no chains")
     if options.objective not in (None, *space.objectives):
-        raise UsageError(OBJECTIVES[space.name])
+        *most, last = space.objectives
+        known = f"{', '.join(most)} or {last}" if most else last
+        why = "a layout that splits nothing sends nothing; the spaces `tiling` and `kcuts` divide all work"
+        reason = f": {why}" if options.objective == "bytes" else ""
+        raise UsageError(f"the space `{space.name}` has no --objective but {known}{reason}")
     if options.space == "pipelines" and (options.choice.source is not None or options.why_not is not None):
         taken = "--why-not" if options.why_not is not None else options.file
         raise UsageError(f"--space pipelines searches the loops of a .mtf file, and cannot take {taken}")

@@ -18,22 +18,11 @@ from mtfc.driver.searching.written import accumulated, resized
 if TYPE_CHECKING:
     from mtfc.compiler.cost.device_graph import Machine
     from mtfc.compiler.cost.hardware import Hardware
+    from mtfc.reports.why_not_report import WhyNot
 
 
 GRACE = 0.1
 """The part of its time by which a search that has found nothing may be late."""
-
-
-class WhyNotAnswer(Protocol):
-    """The answer to `--why-not`: the difference between the best of a space, and the best with the rules that were given."""
-
-    def record(self) -> dict[str, Any]:
-        """Return the JSON record."""
-        ...
-
-    def report(self, texts: Mapping[str, str]) -> str:
-        """Return the report; `texts` holds each file's text by name."""
-        ...
 
 
 class SearchResult(Protocol):
@@ -68,7 +57,7 @@ class SearchAnswer:
 
     result: SearchResult
     written: Callable[[], str]
-    why_not: Callable[[], WhyNotAnswer | None] = unasked
+    why_not: Callable[[], WhyNot | None] = unasked
     exported: Callable[[], str] | None = None
     prices: Callable[[], SearchResult | None] = unasked
 

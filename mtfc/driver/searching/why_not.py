@@ -22,7 +22,7 @@ from mtfc.frontend.layouts.layout_text import rules_text
 from mtfc.frontend.layouts.legality import check_layouts
 from mtfc.frontend.layouts.program_index import Tensor
 from mtfc.reports.search_report import LayoutSearchResult
-from mtfc.reports.why_not_report import LayoutDifference, UnfitRules
+from mtfc.reports.why_not_report import WhyNot, layout_answer, unfit
 
 ASKED = "<--why-not>"
 """The file name of the rules in diagnostics."""
@@ -115,7 +115,7 @@ Find = Callable[[Sequence[Mesh], float, Sequence[tuple[Mesh, Layout]], Layout], 
 
 def best_with_rules(
     asked: AskedRules, best: LayoutSearchResult, seconds: float, find: Find, find_least: Find | None
-) -> LayoutDifference | UnfitRules:
+) -> WhyNot:
     """Search for the best layout with the rules, in `seconds`, and as long again if nothing fits on the mesh of `best`.
 
     find_least: a search for the least memory on all meshes, from which a second attempt starts; None makes no second attempt.
@@ -128,17 +128,17 @@ def best_with_rules(
             found = find(own, process_time() + seconds, (), rules)
         except NothingFits as error:
             if find_least is None:
-                return UnfitRules(rules, f"{error}.")
+                return unfit(rules, f"{error}.")
             least = find_least(meshes, process_time() + seconds / 2, (), rules)
             price = best.pricer(least.mesh, least.layout)
             room = best.pricer.hardware.device.memory
             if price.tiled > room:
-                return UnfitRules(rules, _too_much(least, price.tiled, int(room)), price.tiled)
+                return unfit(rules, _too_much(least, price.tiled, int(room)), price.tiled)
             found = find(meshes, process_time() + seconds / 2, ((least.mesh, least.layout),), rules)
     except KeyboardInterrupt:
-        return UnfitRules(rules, "the search was interrupted before a layout with it was found.")
+        return unfit(rules, "the search was interrupted before a layout with it was found.")
     layout = attrs.evolve(found.layout, name="forced")
-    return LayoutDifference(rules, attrs.evolve(found, layout=layout), best)
+    return layout_answer(rules, attrs.evolve(found, layout=layout), best)
 
 
 def _too_much(found: Found, needed: int, room: int) -> str:

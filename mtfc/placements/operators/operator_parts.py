@@ -11,7 +11,7 @@ gradient of this function. Compute time, kept bytes and needed elements all foll
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -458,9 +458,13 @@ class OperatorParts:
 
     def group(self, value: Value) -> Indices:
         """Return a number for each part; parts with equal numbers have the same piece of a value of this operator."""
+        return self.numbers(value.type.names)
+
+    def numbers(self, dims: Collection[str]) -> Indices:
+        """Return a number for each part, which is equal for parts at equal indices along some dimensions."""
         found = np.zeros(self.count, np.int64)
         for name, degree in self.degrees:
-            if name in value.type.names:
+            if name in dims:
                 found = found * degree + self.index[name]
         return found
 

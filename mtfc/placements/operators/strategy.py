@@ -23,7 +23,7 @@ import numpy as np
 
 from mtfc.compiler.cost.device_graph import DeviceGraph, Machine
 from mtfc.compiler.ir.ops import has_trait
-from mtfc.compiler.ir.types import Dim
+from mtfc.compiler.ir.types import Dim, Mesh, Rules
 from mtfc.placements.operators.cotangent_flow import CotangentFlow
 from mtfc.placements.operators.operator_graph import Operator, OperatorGraph, OperatorStep
 from mtfc.placements.operators.operator_parts import OperatorParts, StepNeeds, Unsplittable
@@ -264,6 +264,27 @@ def data_parallel_strategy(
         _by(samples_of(graph, operator), legal, devices)
         for operator, legal in zip(graph.operators, choices, strict=True)
     )
+
+
+def layout_strategy(
+    graph: OperatorGraph, choices: Sequence[OperatorConfigurations], mesh: Mesh, rules: Rules
+) -> Strategy | None:
+    """Split every operator as the rules of a layout split its dimensions; None if an operator cannot be split so.
+
+    Under the layout several devices may compute the same part. The part is on the first of them.
+    """
+    numbers = np.arange(mesh.devices).reshape([size for _, size in mesh.axes])
+    found = []
+    for operator, legal in zip(graph.operators, choices, strict=True):
+        degrees = ordered_degrees(operator, {d.name: mesh.size(rules.get(d.name)) for d in operator.dims})
+        axes = [axis for name, _ in degrees for axis in rules.get(name)]
+        if degrees not in legal.legal or len({*axes}) < len(axes):
+            return None
+        kept = [axis for axis in mesh.names if axis in axes]
+        first = numbers[tuple(slice(None) if axis in axes else 0 for axis in mesh.names)]
+        devices = first.transpose([kept.index(axis) for axis in axes]).ravel().tolist()
+        found.append(Configuration(degrees, tuple(devices)))
+    return tuple(found)
 
 
 def random_strategy(choices: Sequence[OperatorConfigurations], random: Random) -> Strategy:

@@ -30,7 +30,6 @@ from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import dim_of, pairs, region_of
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.pending_rule import leaves_sums, linear_operands
-from mtfc.compiler.ir.types import ITEM_BYTES
 
 
 @attrs.frozen
@@ -57,7 +56,7 @@ class SumStop:
 class SumRoute:
     """The stops from an equation that sums over `reduced` to a use that needs the sum. moved: see `SumStop`, for this use.
 
-    item_bytes: the fewest bytes of an element on the route. starts: the number of collectives that complete the sum in a step.
+    starts: the number of collectives that complete the sum in a step.
     needing: all equations that need the sum complete, on this and other ways: those that are not linear, and those that have all
     summed dimensions.
     """
@@ -65,7 +64,6 @@ class SumRoute:
     reduced: Dims
     stops: tuple[SumStop, ...]
     moved: Dims
-    item_bytes: int
     starts: int = 1
     needing: tuple[Equation, ...] = ()
 
@@ -279,9 +277,8 @@ class _SumGraph:
         reached = (_LinearUse(eqn.results[0]), *uses)
         stops = [self._stop(use, after) for use, after in zip(reached, (*uses, None), strict=True)]
         moved = self.needed.get(stops[-1].value, frozenset())
-        item = min(ITEM_BYTES[stop.value.type.dtype] for stop in stops)
         starts = min(stop.array.trips for stop in stops)
-        return SumRoute(reduced, tuple(stops), moved, item, starts, tuple(self._needing(eqn, reduced)))
+        return SumRoute(reduced, tuple(stops), moved, starts, tuple(self._needing(eqn, reduced)))
 
     def _needing(self, eqn: Equation, reduced: Dims) -> Iterator[Equation]:
         """Yield the equations that need a sum complete, wherever it goes."""

@@ -20,7 +20,6 @@ from mtfc.compiler.cost.lower_bounds import CommonProgram, WholeArray
 from mtfc.compiler.ir.core import Equation, Function, Value, walk
 from mtfc.compiler.ir.loops import dim_of, pairs, region_of
 from mtfc.compiler.ir.opdef import BY_NAME
-from mtfc.compiler.ir.types import ITEM_BYTES
 
 
 @attrs.frozen
@@ -28,13 +27,11 @@ class StoredParameter:
     """A parameter that is stored under the dimensions `array.dims` and used under the dimensions `used`.
 
     pairs: the name of each dimension in storage and at the use, if one collective for each dimension gathers the parameter.
-    item_bytes: bytes of an element on the way.
     """
 
     array: WholeArray
     used: Dims
     pairs: tuple[tuple[str, str], ...]
-    item_bytes: int
 
 
 def stored_parameters(program: CommonProgram) -> Iterator[StoredParameter]:
@@ -48,7 +45,7 @@ def stored_parameters(program: CommonProgram) -> Iterator[StoredParameter]:
             pairs = tuple((f"{PARAMS}{name}", name) for name in stored) if used == frozenset(dims) else ()
             trips = use.trips if pairs else 1
             array = WholeArray(use.bytes // trips, names.own[argument.value] | used, trips)
-            yield StoredParameter(array, used, pairs, use.item_bytes)
+            yield StoredParameter(array, used, pairs)
     for output in (each for each in function.outputs if each.updates is not None):
         value, own = output.value, names.own[output.value]
         wanted = names.stored[output.updates or ""]
@@ -56,23 +53,14 @@ def stored_parameters(program: CommonProgram) -> Iterator[StoredParameter]:
         if own != {name for name, _ in pairs} or wanted != {name for _, name in pairs}:
             pairs = ()
         array = WholeArray(value.type.local_bytes(SINGLE), own | wanted)
-        yield StoredParameter(array, wanted, pairs, ITEM_BYTES[value.type.dtype])
-
-
-def all_are_used(function: Function, is_common: IsCommon) -> bool:
-    """Return True if every parameter is used where the rules of the computation put it."""
-    uses, needing = readers_of(walk(function.body)), _needing(function, is_common)
-    return all(
-        _uses_of_parameter(a.value, uses, needing, 1) for a in function.arguments if a.role == "parameter"
-    )
+        yield StoredParameter(array, wanted, pairs)
 
 
 @attrs.frozen
 class _ParameterUse:
-    """A use of a parameter in the computation: bytes of all executions, bytes of an element, the value used, executions."""
+    """A use of a parameter in the computation: bytes of all executions, the value used, executions."""
 
     bytes: int
-    item_bytes: int
     value: Value
     trips: int
 
@@ -103,7 +91,7 @@ def _uses_of_parameter(
     """
     loops: list[_ParameterUse] = []
     outside: list[_ParameterUse] = []
-    size, item = value.type.local_bytes(SINGLE) * trips, ITEM_BYTES[value.type.dtype]
+    size = value.type.local_bytes(SINGLE) * trips
     for eqn in uses.get(value, ()):
         if eqn.regions:
             loops += _uses_in_loop(eqn, value, uses, needing, trips)
@@ -114,12 +102,9 @@ def _uses_of_parameter(
             else:
                 outside += [attrs.evolve(each, trips=trips) for each in found]
         elif eqn in needing and _keeps_names(eqn, value):
-            outside.append(_ParameterUse(size, item, value, trips))
+            outside.append(_ParameterUse(size, value, trips))
     found = [*loops, *sorted(outside, key=lambda each: each.bytes)[:1]]
-    return [
-        attrs.evolve(each, bytes=min(size, each.bytes), item_bytes=min(item, each.item_bytes))
-        for each in found
-    ]
+    return [attrs.evolve(each, bytes=min(size, each.bytes)) for each in found]
 
 
 def _slices(eqn: Equation, value: Value) -> bool:

@@ -14,7 +14,7 @@ bound.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -135,50 +135,6 @@ class ColumnEliminations:
 
 
 @attrs.frozen(eq=False)
-class SumChains:
-    """Two chains of sums each of which arises from the one before, as identities of routes.
-
-    own: sums over the name that most sums have. other: other sums. The first count over axes that split this name, the others
-    over those that do not.
-    """
-
-    name: str
-    own: frozenset[int]
-    other: frozenset[int]
-
-    @classmethod
-    def of(cls, facts: Facts) -> SumChains:
-        often = Counter(name for route in facts.routes for name in route.reduced)
-        name = max(sorted(often), key=often.__getitem__, default="")
-        own, other = (frozenset(_longest_chain(facts, name, has)) for has in (True, False))
-        return cls(name, own, other)
-
-    def among(self, routes: Sequence[SumRoute], each: EffectBounds) -> list[tuple[Container[int], Rows]]:
-        """Return the numbers of the routes that are in a chain, and the axes over which they count."""
-        names = frozenset((self.name,))
-        own, other = (
-            {i for i, route in enumerate(routes) if id(route) in some} for some in (self.own, self.other)
-        )
-        return [(own, each.low(names)), (other, ~each.high(names))]
-
-
-def _longest_chain(facts: Facts, name: str, has: bool) -> Iterator[int]:
-    """Yield the identities of the longest chain of sums, counting those over a name, or all others."""
-    lengths: list[int] = []
-    last: list[int | None] = []
-    counts = [(name in route.reduced) is has for route in facts.routes]
-    for i, before in enumerate(facts.preceding):
-        last.append(max(before, key=lengths.__getitem__, default=None))
-        own = facts.routes[i].starts if counts[i] else 0
-        lengths.append(own + (0 if last[-1] is None else lengths[last[-1]]))
-    at = max(range(len(lengths)), key=lengths.__getitem__, default=None)
-    while at is not None:
-        if counts[at]:
-            yield id(facts.routes[at])
-        at = last[at]
-
-
-@attrs.frozen(eq=False)
 class _Terms:
     """Terms that depend on the same columns, each with its number; sums and moved data in groups that share values."""
 
@@ -193,8 +149,7 @@ class _Terms:
         total = each.total(self.kernels) + each.stored(self.stored)
         for routes in self.sums:
             sums = SumBound(each.setting, attrs.evolve(step.facts, routes=routes, preceding=()))
-            chains = step.chains.among(routes, each)
-            total += sums.chained(each, chains) if step.facts.preceding else sums.seconds(each, False)
+            total += sums.seconds(each)
         for moved in self.moved:
             total += each.moved(moved)
         sent, joined = each.halos(self.halos)
@@ -206,13 +161,11 @@ class StepTerms:
     """The terms of a step by the names that they depend on, for layouts that split the same of its mixed dimensions."""
 
     facts: Facts
-    chains: SumChains
     terms: Mapping[Dims, _Terms]
 
     @classmethod
     def of(cls, step: StepFacts, split: Dims, shards: Iterable[int]) -> StepTerms:
         facts = step.facts(split)
-        chains = SumChains.of(facts)
         found: dict[Dims, _Terms] = defaultdict(_Terms)
         for term, times in facts.kernels.items():
             found[_names(term)].kernels[term] += times
@@ -220,13 +173,13 @@ class StepTerms:
             found[_names(parameter)].stored[parameter] += times
         for routes in sharing(facts.routes):
             longer = [facts.completing.get(stop.value, ()) for route in routes for stop in route.stops]
-            found[_names(routes, longer, chains.name)].sums.append(routes)
+            found[_names(routes, longer)].sums.append(routes)
         for moved in sharing(facts.moved):
             found[_names(moved)].moved.append(moved)
         for number in shards:
             for halo, times in step.halos(number).items():
                 found[_names(halo)].halos[number][halo] = times
-        return cls(facts, chains, found)
+        return cls(facts, found)
 
 
 @attrs.frozen(eq=False)

@@ -192,15 +192,14 @@ class Branching:
         if self.elimination and block.depth < len(self.order):
             return
         if len(block.rows) >= MANY or block.depth in (self.storage, len(self.order)):
-            is_open = block.depth <= self.storage < len(self.order)
-            yield lambda known: self.bound.sure_seconds(known, is_open, until)
+            yield lambda known: self.bound.sure_seconds(known, until)
             if block.depth < len(self.order):
-                yield lambda known: self._seconds(known, block.depth, is_open, until)
+                yield lambda known: self._seconds(known, block.depth, until)
 
-    def _seconds(self, known: MaskRange, depth: int, is_open: bool, until: float) -> Seconds:
+    def _seconds(self, known: MaskRange, depth: int, until: float) -> Seconds:
         """Return full bounds if there are many rows, or where storage begins; whole rows wait for theirs."""
         is_due = len(known.low) >= MANY or depth == self.storage
-        return self.bound.seconds(known, is_open, until) if is_due else np.zeros(len(known.low))
+        return self.bound.seconds(known, until) if is_due else np.zeros(len(known.low))
 
     def _eliminated(self, known: MaskRange, depth: int) -> Seconds:
         assert self.elimination is not None

@@ -113,22 +113,21 @@ class LayoutBound(SearchSetting):
 
     # The whole step
 
-    def seconds(self, known: MaskRange, storage_is_open: bool = False, until: float = inf) -> Seconds:
-        """Return a bound of the step, with the best storage where that is open; 0 for rows that are not reached `until` then.
+    def seconds(self, known: MaskRange, until: float = inf) -> Seconds:
+        """Return a bound of the step; 0 for rows that are not reached `until` then.
 
         `until` is a time of `process_time`.
         """
-        return self._by_regime(known, LayoutBound._by_facts, storage_is_open, until)
+        return self._by_regime(known, LayoutBound._by_facts, until)
 
-    def sure_seconds(self, known: MaskRange, storage_is_open: bool = False, until: float = inf) -> Seconds:
+    def sure_seconds(self, known: MaskRange, until: float = inf) -> Seconds:
         """Return a faster, smaller bound, which counts only equations that are common under every split of mixed dimensions."""
-        return self._by_regime(known, LayoutBound._by_common_facts, storage_is_open, until)
+        return self._by_regime(known, LayoutBound._by_common_facts, until)
 
     def _by_regime(
         self,
         known: MaskRange,
         groups: Callable[[LayoutBound, MaskRange], Iterable[tuple[Facts, Integers]]],
-        is_open: bool,
         until: float,
     ) -> Seconds:
         """Return bounds, block by block, as far as time allows. groups: the facts that bound some of the layouts."""
@@ -139,7 +138,7 @@ class LayoutBound(SearchSetting):
                     if process_time() > until:
                         return total
                     block = rows[some[start : start + BLOCK]]
-                    total[block] = bound._seconds(facts, known.where(block), is_open)
+                    total[block] = bound._seconds(facts, known.where(block))
         return total
 
     def alike(self, known: MaskRange) -> Integers:
@@ -207,11 +206,11 @@ class LayoutBound(SearchSetting):
     def _mixed(self) -> list[int]:
         return sorted(self.columns(self.step.mixed))
 
-    def _seconds(self, facts: Facts, known: MaskRange, storage_is_open: bool) -> Seconds:
+    def _seconds(self, facts: Facts, known: MaskRange) -> Seconds:
         """Bound a step by its computation, and by each of the lanes that work at the same time."""
         each = EffectBounds(self, known)
         computing = each.total(facts.kernels)
-        seconds = computing + self._sums(facts).seconds(each, storage_is_open) + each.moved(facts.moved)
+        seconds = computing + self._sums(facts).seconds(each) + each.moved(facts.moved)
         seconds += np.sum(each.halos(), axis=0)
         if self.space.storing:
             seconds += each.stored(facts.stored)

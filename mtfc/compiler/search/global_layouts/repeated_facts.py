@@ -128,7 +128,6 @@ class _CanonicalFacts:
     """
 
     counts: Mapping[str, Counter[Any]]
-    gathered_bytes: int
     examples: Mapping[Hashable, Sequence[Any]]
     completing: Mapping[Value, Sequence[tuple[Term, Term]]]
 
@@ -149,7 +148,7 @@ class _CanonicalFacts:
             forms = [_form(each, rename, {}) for each in every]
             counts[name] = Counter(forms)
             examples.update(zip(forms, every.values(), strict=True))
-        return cls(counts, facts.gathered_bytes, examples, facts.completing)
+        return cls(counts, examples, facts.completing)
 
 
 def _extrapolated(forms: Sequence[_CanonicalFacts], number: int) -> Facts | None:
@@ -158,7 +157,7 @@ def _extrapolated(forms: Sequence[_CanonicalFacts], number: int) -> Facts | None
     for name in last.counts:
         counts: Sequence[Counter[Any]] = [each.counts[name] for each in forms]
         every = _further(counts if name in PLAIN else _regular(counts, last.examples), number)
-        if every is None or len({each.gathered_bytes for each in forms}) > 1:
+        if every is None:
             return None
         found[name] = every
     routes = {route: n for form, n in found["routes"].items() for route in last.examples[form]}
@@ -174,7 +173,6 @@ def _extrapolated(forms: Sequence[_CanonicalFacts], number: int) -> Facts | None
         completing=completing,
         routes=tuple(_repeated(route, n) for route, n in routes.items()),
         moved=tuple(attrs.evolve(each, trips=each.trips * n) for each, n in moved),
-        gathered_bytes=last.gathered_bytes,
     )
 
 

@@ -33,7 +33,7 @@ from mtfc.compiler.cost.effects.memory import MemoryBound, Splitting, equal_in, 
 from mtfc.compiler.cost.effects.moved_data import MovedData, moved_data
 from mtfc.compiler.cost.effects.pending_sums import SumRoute, preceding, sum_routes, without_useless_stops
 from mtfc.compiler.cost.effects.roofline import is_binary, kernel_bounds
-from mtfc.compiler.cost.effects.stored_parameters import StoredParameter, all_are_used, stored_parameters
+from mtfc.compiler.cost.effects.stored_parameters import StoredParameter, stored_parameters
 from mtfc.compiler.cost.hardware import Device
 from mtfc.compiler.cost.lower_bounds import CommonProgram, MakeBlocks, ShardedAmount, Term
 from mtfc.compiler.cost.tables.collective_tables import Seconds
@@ -61,7 +61,6 @@ class Facts:
     """The facts of equations that some layouts have in common.
 
     completing: for each value in which a sum may be completed, the kernels that this makes longer, without and with the sum.
-    gathered_bytes: the fewest bytes of an element of each gathered parameter; 0 for a parameter that is never gathered.
     preceding: for each route the routes whose sums are complete before its own arises; nothing if that is not known.
     """
 
@@ -71,7 +70,6 @@ class Facts:
     routes: tuple[SumRoute, ...]
     moved: tuple[MovedData, ...]
     stored: Mapping[StoredParameter, int]
-    gathered_bytes: int
     preceding: tuple[tuple[int, ...], ...] = ()
 
 
@@ -184,7 +182,6 @@ class StepFacts:
 
 def _facts(program: CommonProgram) -> Facts:
     function = program.function
-    stored = tuple(stored_parameters(program))
     routes = sum_routes(program)
     readers = {stop.value: stop.readers for route in routes for stop in route.stops}
     kernels = tuple(kernel_bounds(program, function, readers))
@@ -192,15 +189,13 @@ def _facts(program: CommonProgram) -> Facts:
     for kernel in kernels:
         for value, other in kernel.completing:
             completing[value].append((kernel.seconds, other))
-    always = all_are_used(function, program.is_common)
     return Facts(
         Counter(kernel.seconds for kernel in kernels),
         Counter(kernel.arithmetic for kernel in kernels),
         completing,
         without_useless_stops(routes, completing),
         tuple(moved_data(program, function)),
-        Counter(stored),
-        min((each.item_bytes for each in stored), default=0) if always else 0,
+        Counter(stored_parameters(program)),
         preceding(function, routes),
     )
 

@@ -20,15 +20,15 @@ When most columns are decided, layouts are few and stops are many. So all stops 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import TypeAlias
 
 import attrs
 import numpy as np
 
-from mtfc.compiler.analysis.dimension_names import OPTIMIZER, Dims
-from mtfc.compiler.cost.effects.pending_sums import SumRoute, SumStop
+from mtfc.compiler.analysis.dimension_names import Dims
+from mtfc.compiler.cost.effects.pending_sums import SumStop
 from mtfc.compiler.cost.tables.collective_tables import Seconds
 from mtfc.compiler.cost.topology import COMBINED
 from mtfc.compiler.ir.core import Value
@@ -52,14 +52,13 @@ class _SumTables:
     """The sums of some layouts.
 
     By [route, layout]: `pending` are the axes that a sum is pending over where it arises; `halved` are the axes over which half
-    an all-reduce completes the sum; `again` is the part of that half that an all-gather takes once more. By [stop, layout]:
+    an all-reduce completes the sum. By [stop, layout]:
     `left` are the axes that the sum may still be pending over at the stop; `made` are axes that surely split the value made
     there, `most` all axes that can; `longer` is the additional time of kernels if the sum is completed there.
     """
 
     pending: Rows
     halved: Rows
-    again: Seconds
     left: Rows
     made: Rows
     most: Rows
@@ -100,49 +99,18 @@ class SumBound:
     setting: SearchSetting
     facts: Facts
 
-    def seconds(self, each: EffectBounds, storage_is_open: bool, with_kernels: bool = True) -> Seconds:
-        """Return the seconds of all sums. Where storage is open, a gather follows half an all-reduce of a gradient.
+    def seconds(self, each: EffectBounds) -> Seconds:
+        """Return the seconds of all sums."""
 
-        with_kernels: add the time by which completed sums make kernels longer.
-        """
-
-        def seconds(sums: _SumTables, rows: slice) -> Seconds:
-            apart = self._flow(sums, self._sizes)
-            if not self.facts.preceding:
-                return apart
-            waiting = sum(map(self._in_turn, self._latencies(sums)), np.zeros_like(apart))
-            return np.maximum(apart, waiting + self._flow(sums, self._added))
-
-        return self._by_parts(each, storage_is_open, with_kernels, seconds)
-
-    def chained(self, each: EffectBounds, chains: Sequence[tuple[Container[int], Rows]]) -> Seconds:
-        """Return the seconds of all sums, some of which are completed one after the other.
-
-        chains: numbers of such sums, and the axes in each layout over which their latency counts.
-        """
-
-        def seconds(sums: _SumTables, rows: slice) -> Seconds:
-            total = self._flow(sums, self._added)
-            for axis, latencies in enumerate(self._latencies(sums)):
-                for numbers, axes in chains:
-                    some = [i for i in range(len(latencies)) if i in numbers]
-                    total += np.where(axes[rows] >> axis & 1, np.sum(latencies[some], axis=0), 0.0)
-            return total
-
-        return self._by_parts(each, False, True, seconds)
-
-    def _by_parts(
-        self,
-        each: EffectBounds,
-        storage_is_open: bool,
-        with_kernels: bool,
-        seconds: Callable[[_SumTables, slice], Seconds],
-    ) -> Seconds:
         total = np.zeros(each.number)
         number = max(1, AT_ONCE // max(1, len(self._stops)))
         for start in range(0, each.number if self._stops else 0, number):
             rows = slice(start, start + number)
-            total[rows] = seconds(self._sums(each, rows, storage_is_open, with_kernels), rows)
+            sums = self._sums(each, rows)
+            total[rows] = self._flow(sums, self._sizes)
+            if self.facts.preceding:
+                waiting = sum(map(self._in_turn, self._latencies(sums)), np.zeros(sums.pending.shape[1]))
+                total[rows] = np.maximum(total[rows], waiting + self._flow(sums, self._added))
         return total
 
     def _latencies(self, sums: _SumTables) -> Iterator[Seconds]:
@@ -190,22 +158,17 @@ class SumBound:
         return np.array([stop.array.trips for stop in self._stops])
 
     @cached_property
-    def _sizes(self) -> tuple[Integers, Seconds, Seconds]:
-        """The number of each stop's size; for each size the seconds to complete a sum, and those that a gather may take again."""
+    def _sizes(self) -> tuple[Integers, Seconds]:
+        """The number of each stop's size, and for each size the seconds to complete a sum."""
         found, numbers = np.unique([stop.array.bytes for stop in self._stops], return_inverse=True)
-        completed = self.setting.collectives.completed
-        return (
-            numbers.reshape(-1),
-            completed(found.tolist(), COMBINED // 4 + 1),
-            completed(found.tolist(), COMBINED),
-        )
+        completed = self.setting.collectives.completed(found.tolist(), COMBINED // 4 + 1)
+        return numbers.reshape(-1), completed
 
     @cached_property
-    def _added(self) -> tuple[Integers, Seconds, Seconds]:
+    def _added(self) -> tuple[Integers, Seconds]:
         """The same without latencies."""
         found, numbers = np.unique([stop.array.bytes for stop in self._stops], return_inverse=True)
-        added = self.setting.collectives.transferred(found.tolist())
-        return numbers.reshape(-1), added, added
+        return numbers.reshape(-1), self.setting.collectives.transferred(found.tolist())
 
     @cached_property
     def _levels(self) -> list[tuple[list[int], list[SumStop]]]:
@@ -217,7 +180,7 @@ class SumBound:
             (some, [routes[i].stops[level] for i in some]) for level, some in zip(levels, found, strict=True)
         ]
 
-    def _flow(self, sums: _SumTables, sizes: tuple[Integers, Seconds, Seconds]) -> Seconds:
+    def _flow(self, sums: _SumTables, sizes: tuple[Integers, Seconds]) -> Seconds:
         """Return the cost of all routes together. sizes: as `_sizes`."""
         number = sums.pending.shape[1]
         total, together = np.zeros(number), np.full((self._values.max() + 1) * number, LEAST)
@@ -232,7 +195,7 @@ class SumBound:
             total += np.bincount(group.layouts, group.least(seconds / together[at]), number)
         return total
 
-    def _alike(self, sums: _SumTables, axes: int, sizes: tuple[Integers, Seconds, Seconds]) -> _AlikeSums:
+    def _alike(self, sums: _SumTables, axes: int, sizes: tuple[Integers, Seconds]) -> _AlikeSums:
         """Return the sums that are pending over these axes."""
         routes, layouts = np.nonzero(sums.pending == axes)
         start, lengths = (each[routes] for each in self._runs)
@@ -240,18 +203,17 @@ class SumBound:
         stops = np.repeat(start - first, lengths) + np.arange(len(which))
         at = stops, layouts[which]
         left, made, most = sums.left[at], sums.made[at], sums.most[at]
-        halved, again = sums.halved[routes, layouts][which], sums.again[routes, layouts][which]
-        collectives, (numbers, completed, gathered), costs = self.setting.collectives, sizes, {}
+        halved, costs = sums.halved[routes, layouts][which], {}
+        collectives, (numbers, completed) = self.setting.collectives, sizes
         for pending in _subsets(axes):
             split = collectives.splitting[made & (ANY & ~pending), most & (ANY & ~pending)]
             for over in _subsets(pending):
                 codes = collectives.pending[over][halved & over] + split
-                once, more = completed[codes, numbers[stops]], gathered[codes, numbers[stops]]
-                seconds = (once + more * again) * self._trips[stops] + sums.longer[at]
+                seconds = completed[codes, numbers[stops]] * self._trips[stops] + sums.longer[at]
                 costs[pending, over] = np.where(left & over == over, seconds, np.inf)
         return _AlikeSums(axes, layouts, first, which, stops, left != 0, costs)
 
-    def _sums(self, each: EffectBounds, rows: slice, storage_is_open: bool, with_kernels: bool) -> _SumTables:
+    def _sums(self, each: EffectBounds, rows: slice) -> _SumTables:
         def low(dims: Iterable[Dims]) -> Rows:
             return np.stack([each.low(names)[rows] for names in dims])
 
@@ -263,12 +225,11 @@ class SumBound:
         left, halved = self._passing(pending, low, high)
         longer = np.zeros((len(self._stops), pending.shape[1]))
         for i, stop in enumerate(self._stops):
-            if with_kernels and stop.value in self.facts.completing:
+            if stop.value in self.facts.completing:
                 longer[i] = self._longer(each, stop.value)[rows]
         return _SumTables(
             pending,
             halved,
-            np.where(pending == halved, self._again if storage_is_open else 0.0, 0.0),
             left[depth, route],
             low(stop.made for stop in self._stops),
             high(stop.own | stop.array.dims for stop in self._stops),
@@ -290,13 +251,6 @@ class SumBound:
         halved |= high(route.moved for route in self.facts.routes) & left[-1]
         return np.stack(left), halved
 
-    @cached_property
-    def _again(self) -> Seconds:
-        """The part of each route's sum that a gather takes again."""
-        gathered = self.facts.gathered_bytes
-        parts = [min(1.0, gathered / each.item_bytes) * _is_gradient(each) for each in self.facts.routes]
-        return np.array(parts)[:, None]
-
     def _longer(self, each: EffectBounds, value: Value) -> Seconds:
         """Return the time by which kernels take longer if a sum is completed in this value."""
         found = np.zeros(each.number)
@@ -308,7 +262,3 @@ class SumBound:
 def _subsets(axes: int) -> list[int]:
     """Return all sets of some axes, each set after its own subsets."""
     return [each for each in range(1, axes + 1) if each & axes == each]
-
-
-def _is_gradient(route: SumRoute) -> bool:
-    return any(name.startswith(OPTIMIZER) for name in route.moved)
