@@ -104,7 +104,7 @@ def test_every_command_lowers_by_the_passes(mtfc: Mtfc, installed: list[EntryPoi
 @pytest.mark.parametrize(
     ("passes", "message"),
     [
-        ("bogus", "unknown pass `bogus`; the passes are pipeline-loops, "),
+        ("bogus", "unknown pass `bogus`; the passes are fuse-attention, "),
         ("simplify", "the passes end with a program that is global, and it has to be lowered"),
         ("default,differentiate", "`differentiate` has to run before `assign-layouts`"),
         ("broken,default", "pass `broken` of own:broken cannot be imported: no such module"),

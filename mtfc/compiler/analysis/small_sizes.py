@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from itertools import pairwise
+from itertools import pairwise, product
 from math import gcd, isclose, lcm, prod
 from typing import Any
 
@@ -22,10 +22,11 @@ import attrs
 
 from mtfc.compiler.analysis.disjoint_sets import DisjointSets
 from mtfc.compiler.ir.core import Equation, Function, Program, Value, walk
+from mtfc.compiler.ir.loops import carried, dim_of, region_of
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.structure import reshape_groups
 from mtfc.compiler.ir.ops.windows import geometry
-from mtfc.compiler.ir.types import EVERY, FLOATS, Dim, Layout, Mesh, Pipeline
+from mtfc.compiler.ir.types import EVERY, FLOATS, Axes, Dim, Layout, Mesh, Pipeline
 
 LITERAL = 8
 """Numbers up to this one stay as they are: kernels, strides, shifts, and integers in the text."""
@@ -95,8 +96,9 @@ def small_sizes(
         )
         for each in layout.pipelines
     }
-    split = _split(program, mesh.sizes, layout)
-    small = _split(program, axes, attrs.evolve(layout, pipelines=tuple(pipelines.values())))
+    handed = list(_handed_on(program, mesh, layout))
+    split = _split(program, mesh.sizes, layout, handed)
+    small = _split(program, axes, attrs.evolve(layout, pipelines=tuple(pipelines.values())), handed)
     shards = {
         name: _Shards(each * gcd(how.factor, program.dims[name].size // split[name]), split[name])
         for name, each in small.items()
@@ -118,9 +120,31 @@ def _micro_batches(pipeline: Pipeline, mesh: Mesh, layout: Layout, axes: Mapping
     return min(pipeline.micro_batches, base)
 
 
-def _split(program: Program, axes: Mapping[str, int], layout: Layout) -> dict[str, int]:
+def _handed_on(program: Program, mesh: Mesh, layout: Layout) -> Iterator[tuple[str, Axes]]:
+    """Yield dimensions of what stages of pipelines hand on, with axes over which no rule splits them, but the pass may."""
+    loops = [eqn for function in program.functions for eqn in walk(function.body) if eqn.regions]
+    for each, eqn in product(layout.pipelines, loops):
+        stages = layout.rules.get(each.loop)
+        others = {*stages, *layout.rules.get(each.batch)}
+        dims = {dim.name: dim for a in carried(region_of(eqn)) for dim in a.value.type.dims}
+        for name in dims if dim_of(eqn).name == each.loop else ():
+            taken = others | {axis for other in dims for axis in layout.rules.get(other)}
+            for axes in (stages, tuple(axis for axis in mesh.names if axis not in taken)):
+                if (
+                    name != each.batch
+                    and not layout.rules.get(name)
+                    and dims[name].size % mesh.size(axes) == 0
+                ):
+                    yield name, axes
+
+
+def _split(
+    program: Program, axes: Mapping[str, int], layout: Layout, handed: Iterable[tuple[str, Axes]]
+) -> dict[str, int]:
     """Return for each dimension the least common multiple of the numbers of parts that a layout cuts it into."""
     found = dict.fromkeys(program.dims, 1)
+    for name, own in handed:
+        found[name] = lcm(found[name], prod(axes[axis] for axis in own))
     sections = [layout.rules, layout.params, layout.optimizer, *(rules for _, rules in layout.values)]
     for name, own in (rule for section in sections for rule in section.axes):
         if name in found:
