@@ -244,11 +244,15 @@ def test_parts_on_meshes_of_their_own_are_exact() -> None:
     assert all(each.ok and not each.skipped for each in found)
 
 
+EVERY_LAYOUT = "EVERY_LAYOUT" in os.environ
+
 CASES = [(example, layout) for example in EXAMPLES for layout in layouts(example.file)]
 
 
 def test_every_layout_is_exact(example: Example) -> None:
     """All layouts, and the gradients of the undistributed program, over a finite field."""
+    if example.file == "inception_v3" and not EVERY_LAYOUT:
+        pytest.skip("the largest example takes 16 s: `make examples` has it, and ResNet-101 has its ops")
     chosen = selection(example)
     with np.errstate(all="ignore"):
         found = list(exact_cases(chosen.program, chosen.cases, seed=0))
@@ -256,8 +260,6 @@ def test_every_layout_is_exact(example: Example) -> None:
     assert all(each.ok and not each.skipped for each in found)
     assert sum(each.found.not_judged for each in found) <= 0.01 * sum(each.found.elements for each in found)
 
-
-EVERY_LAYOUT = "EVERY_LAYOUT" in os.environ
 
 FLOATS = [
     (example, layout)
