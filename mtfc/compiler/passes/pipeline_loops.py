@@ -203,8 +203,8 @@ class LoopPipeliner:
     ) -> RoundTrip:
         inside = {id(eqn) for eqn in (*found.middle, found.backward)}
 
-        def wanted(values: Iterable[Value]) -> set[Value]:
-            return {v for v in values if any(eqn is None or id(eqn) not in inside for eqn in read.get(v, ()))}
+        def wanted(values: Iterable[Value]) -> tuple[Value, ...]:
+            return tuple(v for v in values if any(e is None or id(e) not in inside for e in read.get(v, ())))
 
         backward = self._loop(found.backward, pipeline, wanted(found.backward.results), "back")
         forward = self._loop(found.forward, pipeline, wanted(found.forward.results))
@@ -344,7 +344,7 @@ class RoundTrip:
     backward: PipelinedLoop
     middle: tuple[Equation, ...]
     sums: set[Value]
-    wanted: set[Value]
+    wanted: tuple[Value, ...]
     ticks: str
     spread: tuple[Dim, Dim] | None
 
@@ -473,7 +473,8 @@ class _Trip:
     @cached_property
     def _shared(self) -> tuple[Function, Mapping[Value, Value]]:
         """Return the middle with the dimension along which stages share it, and the old value of each argument and result."""
-        trip, made = self.trip, {value for eqn in self.trip.middle for value in eqn.results}
+        trip = self.trip
+        made = dict.fromkeys(value for eqn in trip.middle for value in eqn.results)
         given = dict.fromkeys(v for eqn in trip.middle for v in eqn.operands if v not in made)
         arguments = tuple(Argument(v, "invariant") for v in given)
         outputs = tuple(Output(v.name, v) for v in made)
