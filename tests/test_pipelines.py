@@ -12,17 +12,19 @@ from benchmarks.accuracy import allocated
 from mtfc.backends.hlo import collectives
 from mtfc.backends.jax import runtime as jax_runtime
 from mtfc.backends.jax.jax_program import JaxProgram
-from mtfc.compiler.cost.effects.memory import memory_on
+from mtfc.compiler.cost.effects.memory import memory_of, memory_on
 from mtfc.compiler.cost.effects.roofline import computation_of
 from mtfc.compiler.cost.hardware import Device, Rate
-from mtfc.compiler.cost.sizes import whole
+from mtfc.compiler.cost.sizes import Numbers, whole
 from mtfc.compiler.cost.volumes import SentVolume, layout_cost, total
+from mtfc.compiler.diagnostics import CompileError
 from mtfc.compiler.ir.core import Equation, Function, walk
 from mtfc.compiler.ir.loops import TICKS, dim_of, region_of
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.elementwise import numpy_dtype
 from mtfc.compiler.ir.parser import read_program
 from mtfc.compiler.ir.printer import print_program
+from mtfc.compiler.passes.recompute import Recompute
 from mtfc.driver.compiled_step import XLA_FOR_CPUS
 from mtfc.driver.loading.selection import LayoutOnMesh
 from mtfc.driver.verification.exact_cases import exact_cases
@@ -502,6 +504,24 @@ def test_memory_is_what_xla_allocates(change: tuple[str, str]) -> None:
     predicted = whole(memory_on(program.function("step"), program.placed_on, XLA_FOR_CPUS).total)
     allocated_bytes = allocated(jax_runtime.lowered(program, "step").compile())
     assert predicted == pytest.approx(allocated_bytes, rel=0.1)
+
+
+def test_stages_keep_as_much_as_a_memory_limit_allows() -> None:
+    module = load(of_sizes(MATRICES, d=64, e=64, stages=4, layers=32))
+    (program,), (declared,) = module.programs, module.layouts
+    case = LayoutOnMesh(declared.mesh, declared.layout)
+
+    def needed(limit: Recompute | None) -> int:
+        found = attrs.evolve(case, limit=limit).lower(program)
+        return whole(memory_of(found.function("step"), found.placed_on, Numbers(found.placed_on)).total)
+
+    most, least = needed(None), needed(Recompute("full"))
+    assert least < most
+    assert needed(Recompute(most)) == most
+    assert least <= needed(Recompute(most - 1)) < most
+    assert needed(Recompute(least)) == least
+    with pytest.raises(CompileError, match="E321"):
+        needed(Recompute(least // 2))
 
 
 def test_sums_of_stored_gradients_are_not_gathered() -> None:

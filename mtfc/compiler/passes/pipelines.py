@@ -231,8 +231,8 @@ def within_memory(passes: Sequence[Pass], limited: Recompute) -> tuple[Pass, ...
     """Return a pipeline that recomputes within a memory limit, unless its text gives another limit."""
     found = passes if any(isinstance(each, Recompute) for each in passes) else (*passes, Recompute())
     word = limited.memory if isinstance(limited.memory, str) else ""
-    changed = {Recompute(): limited, PipelineLoops(): PipelineLoops(keep=word)}
-    return tuple(changed.get(each, each) for each in found)
+    changed: list[tuple[Pass, Pass]] = [(Recompute(), limited), (PipelineLoops(), PipelineLoops(keep=word))]
+    return tuple(next((new for old, new in changed if each == old), each) for each in found)
 
 
 _ITEM = re.compile(r"\s*([\w-]+)\s*(?:\{([^{}]*)\})?\s*(?:,|$)")

@@ -22,6 +22,7 @@ from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Layout
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.pass_base import Pass
+from mtfc.compiler.passes.pipeline_loops import PipelineLoops
 from mtfc.compiler.passes.pipelines import Observer, run
 from mtfc.compiler.passes.recompute import KEPT, MemoryLimitError, Recompute, limit_on
 from mtfc.driver.errors import UsageError
@@ -87,11 +88,22 @@ def bytes_in(text: str) -> int:
 def run_limited(
     program: Program, passes: Iterable[Pass], observers: Sequence[Observer] = (), level: Level = "global"
 ) -> Program:
-    """Run passes as `pipelines.run` does. Raises `CompileError` (E321) if the program does not fit into the memory limit."""
-    try:
-        return run(program, passes, observers, level)
-    except MemoryLimitError as error:
-        raise _error(program, error) from None
+    """Run passes as `pipelines.run` does. Raises `CompileError` (E321) if the program does not fit into the memory limit.
+
+    Stages of pipelines keep all values, or else by the first of `WORDS` with which the program fits.
+    """
+    passes, words = tuple(passes), WORDS if program.layout and program.layout.pipelines else ()
+    for word in ("", *words):
+        kept = [PipelineLoops(keep=word) if each == PipelineLoops() else each for each in passes]
+        try:
+            return run(program, kept, observers, level)
+        except MemoryLimitError as error:
+            least = error
+    raise _error(program, least) from None
+
+
+WORDS = ("selective", "minimal", "full")
+"""Words for what stages of pipelines keep under a memory limit, the fastest first."""
 
 
 def _rounded_up(bytes: int) -> str:
