@@ -27,7 +27,7 @@ LAYERS = (
     "yield sums = sum(h)",
     "h = h + shared",
 )
-"""What a layer may do."""
+"""Lines that a layer may have."""
 
 ENDS = (
     "loss = mean(square(h - y))",
@@ -39,7 +39,7 @@ ENDS = (
     "loss = mean(square(h - mean(h, over = batch)))",
     "z = einsum(h, head -> [batch, time, classes])\n  loss = mean(square(z)) + 0.1 * mean(square(h))",
 )
-"""What may follow the loop. The gradient of the fifth and of the seventh needs all micro-batches."""
+"""Lines that may follow the loop. The gradient of the fifth and of the seventh needs all micro-batches."""
 
 
 def source(random: Random) -> str:
