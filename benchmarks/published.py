@@ -17,8 +17,8 @@ Sources, by the first letter of a run:
 - G40: "The Llama 3 Herd of Models", arXiv:2407.21783, table 4: 430 TFLOP/s of a device.
 
 Megatron stores 16-bit parameters besides their 32-bit copies, and dropout masks; these plans do not. Llama 3 405B has 126 layers
-on 16 stages, with one layer less on the first and on the last stage; this plan has 128. Its number of chunks is not published, and
-not how its activations are split: they are split here as in Megatron's selective runs.
+on 16 stages, with one layer less on the first and on the last stage; this plan has 128. Its number of chunks is not published,
+and not how its activations are split: they are split here as in Megatron's selective runs.
 """
 
 from __future__ import annotations
