@@ -35,11 +35,14 @@ ENDS = (
     "loss = mean(square(einsum(nn.dropout(h, rate = 0.2), head -> [batch, time, classes])))",
     "loss = mean(log(1.0 + exp(einsum(h, head -> [batch, time, classes]))))",
     "loss = log(1.0 + mean(square(h)))",
+    "loss = mean(square(cumsum(h, over = time) + shift(h, time)))",
+    "loss = mean(square(max(h, over = time))) + mean(exp(h) / sum(exp(h), over = time))",
+    "loss = mean(square(slice(h, time -> single, start = 3)))",
     "loss = mean(h)",
     "loss = mean(square(h - mean(h, over = batch)))",
     "z = einsum(h, head -> [batch, time, classes])\n  loss = mean(square(z)) + 0.1 * mean(square(h))",
 )
-"""Lines that may follow the loop. The gradient of the fifth and of the seventh needs all micro-batches."""
+"""Lines that may follow the loop. The gradient of the fifth, and of the last but one, needs all micro-batches."""
 
 
 def source(random: Random) -> str:
@@ -67,6 +70,7 @@ dim time = 4
 dim d = 4
 dim e = 4
 dim classes = 3
+dim single = 1
 mesh grid = [stages: {stages}, data: 2, cols: 2]
 layout piped on grid = {{ {", ".join(rules)}, pipeline layers{word}: {{ {cut} }}, allow W601 }}
 model net(x: [batch, time, d], y: [batch, time, d], keep: bool[batch, time], weight: [batch]) {{

@@ -208,7 +208,7 @@ class LoopPipeliner:
 
         backward = self._loop(found.backward, pipeline, wanted(found.backward.results), "back")
         forward = self._loop(found.forward, pipeline, wanted(found.forward.results))
-        kept = {v for v in found.forward.results if v in found.backward.operands or v in found.entered}
+        kept = {v for v in found.forward.results if v in found.backward.operands}
         forward = attrs.evolve(forward, kept=kept, slots=forward.dims.in_flight(self.new))
         of_middle = wanted(v for eqn in found.middle for v in eqn.results)
         spread = self._spread_middle(found, forward.dims)
@@ -394,11 +394,7 @@ class _Trip:
         if rounds is None:
             both, end = dim(self.trip.ticks, dims.micro.size), delay + dims.micro.size
         else:
-            both, more, end = (
-                rounds.turns,
-                rounds.rounds.size - 1,
-                delay + dims.steps - delay - 1 + rounds.turns.size,
-            )
+            both, more = rounds.turns, rounds.rounds.size - 1
             end = delay + more * (delay + 1) + both.size
             if more:
                 others = dim(f"{self.trip.ticks}.others", delay + 1 - both.size)

@@ -193,7 +193,7 @@ class PipelinedLoop:
         whole = TensorType(type.dtype, (dims.stages, *dims.one(type.dims)))
         dim, part = self.spread(whole)
         held = scope.state(
-            self._state(argument.value.name),
+            self._state(f"{argument.value.name}.carry"),
             TensorType(type.dtype, tuple(part if each == dim else each for each in whole.dims)),
         )
         by, wrap = -1 if self.reverse else 1, dims.rounds is not None
@@ -205,7 +205,7 @@ class PipelinedLoop:
     ) -> Value | None:
         """Hand a carry on, and collect what leaves the last stage. The other stages hand zeros to the sum over stages."""
         build, dims, type = scope.build, self.dims, carry.value.type
-        name = self._state(carry.value.name)
+        name = self._state(f"{carry.value.name}.carry")
         if is_accumulated(region_of(self.eqn), carry, self.sums):
             held = scope.state(name, wide_type(value.type))
             scope.update(
@@ -268,7 +268,7 @@ class PipelinedLoop:
         return found
 
     def _carry_at_end(self, scope: LoopScope, result: Value, carry: Argument) -> Value:
-        build, dims, name = scope.build, self.dims, self._state(carry.value.name)
+        build, dims, name = scope.build, self.dims, self._state(f"{carry.value.name}.carry")
         if is_accumulated(region_of(self.eqn), carry, self.sums):
             terms = build("sum", scope.states[name], over=(dims.stages,))
             start = next(operand for operand, argument in pairs(self.eqn) if argument is carry)
