@@ -27,7 +27,6 @@ from mtfc.compiler.passes.unroll_loops import largest_divisor
 from mtfc.compiler.search import forms_search
 from mtfc.compiler.search.forms_search import forms_of, with_loop_forms
 from mtfc.compiler.search.found import Found, Price
-from mtfc.compiler.search.global_layouts import global_search
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import SearchOptions
@@ -103,26 +102,6 @@ def test_every_lowering_follows_the_forms() -> None:
     assert dots(formed) < dots(plain)
 
 
-def test_an_interrupt_of_the_bound_leaves_what_was_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*given: Any, **named: Any) -> float:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(global_search.GlobalSpace, "bound_with_regions", interrupted)
-    file = tmp_path / "lm.mtf"
-    file.write_text(MODEL)
-    found = search(
-        SearchOptions(
-            str(file), Choice(mesh="grid"), "tpu_v2", space="rules", objective="serial", budget=60.0
-        ),
-        Sources(),
-    )
-    assert isinstance(found.result, LayoutSearchResult)
-    assert found.result.found.is_interrupted and found.result.found.layout.forms.entries
-    assert "Nothing is proven about layouts with forms." in " ".join(found.result.report().split())
-
-
 def test_a_search_finds_writes_and_explains_forms(tmp_path: Path) -> None:
     file = tmp_path / "lm.mtf"
     file.write_text(MODEL)
@@ -139,7 +118,7 @@ def test_a_search_finds_writes_and_explains_forms(tmp_path: Path) -> None:
     assert record["objective_seconds"] < 0.99 * plain.objective
     assert record["without_forms"]["optimal"] and not record["optimal"]
     assert 0 < record["lower_bound_seconds"] < record["objective_seconds"]
-    assert "No layout with regions on parts is below" in " ".join(found.result.report().split())
+    assert "No layout with forms is below" in " ".join(found.result.report().split())
     written = load(found.written())
     assert written.layouts[0].layout.forms == layout.forms
     assert json.loads(json.dumps(record))["forms"] == layout.forms.entries

@@ -311,8 +311,7 @@ class Search(MeshLayout):
     of each link. link_bytes: bytes that a device sends on it. bubbles: the share of the time in which a device of each pipeline
     is idle. fewer_devices: the devices that a plan with idle ones needs, and its step there. what_if: the plans of `--what-if`.
     alternatives: the best plans of other kinds, the best first. forms: the entries of the layout's section `forms`.
-    without_forms: for a layout with forms, the best layout without them and its bound; the other bound is then that of layouts
-    with regions on parts.
+    without_forms: for a layout with forms, the best layout without them and its bound; the other bound is then that of all plans.
     """
 
     space: str

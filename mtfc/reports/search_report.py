@@ -327,17 +327,20 @@ def _proven(result: LayoutSearchResult) -> str:
 
 
 def _with_pipelines(found: Found, unit: Callable[[float], str]) -> str:
-    """Return what is proven about plans without a pipeline, and about all plans."""
+    """Return what is proven about all plans, and about those without a pipeline."""
     ended, bound = "Interrupted. " if found.is_interrupted else "", found.without_pipelines
-    if not bound:
+    if not found.lower_bound:
         return f"{ended}Nothing is proven about plans; a larger --budget proves more."
+    if found.is_optimal:
+        return f"{ended}Proven to be the best of all plans."
+    most = at_most(over(found.objective, found.lower_bound))
+    every = f"{ended}No plan is below {unit(found.lower_bound)}, so this is at most {most}"
+    if not bound or bound <= found.lower_bound:
+        return f"{every}."
     if found.layout.pipelines:
-        return f"{ended}The best of the pipelines that were compiled; no plan without a pipeline is below {unit(bound)}."
-    if found.objective <= bound:
-        return f"{ended}Proven to be the best plan without a pipeline; no pipeline was found that is better."
-    ratio = at_most(over(found.objective, bound))
-    text = f"No plan without a pipeline is below {unit(bound)}, so this is at most {ratio} of these"
-    return f"{ended}{text}; no pipeline was found that is better."
+        return f"{every}; none without a pipeline is below {unit(bound)}."
+    most = "the best" if found.objective <= bound else f"at most {at_most(over(found.objective, bound))}"
+    return f"{every}, and {most} of those without a pipeline."
 
 
 def _of_forms(result: LayoutSearchResult, unit: Callable[[float], str]) -> str:
@@ -358,9 +361,9 @@ def _proof_with_forms(found: Found, unit: Callable[[float], str]) -> str:
     if not found.lower_bound:
         return "Nothing is proven about layouts with forms."
     if found.is_optimal:
-        return "It is proven to be the best with regions on parts, too."
+        return "It is proven to be the best with forms, too."
     ratio = at_most(over(found.objective, found.lower_bound))
-    return f"No layout with regions on parts is below {unit(found.lower_bound)}, so this is at most {ratio}."
+    return f"No layout with forms is below {unit(found.lower_bound)}, so this is at most {ratio}."
 
 
 def _proof_without_forms(result: LayoutSearchResult) -> str:

@@ -9,7 +9,7 @@ Units are those of the SI: FLOP/s, bytes, bytes/s, seconds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from math import exp, inf, log, prod
 from typing import Literal
 
@@ -47,6 +47,10 @@ class Rate:
     def peak(self) -> float:
         return max(rate for _, rate in self.points)
 
+    def most(self, size: float) -> float:
+        """Return the highest rate for at most `size` FLOPs or bytes."""
+        return max(self.at(size), *(rate for each, rate in self.points if each <= size))
+
     def at(self, size: float) -> float:
         """Return the rate for `size` FLOPs or bytes."""
         above = next((i for i, (each, _) in enumerate(self.points) if each >= size), len(self.points))
@@ -69,15 +73,17 @@ class DotShares:
     long: Rate | None = None
     summed: Rate | None = None
 
-    @property
-    def peak(self) -> float:
-        """The share of the dots that reach the most."""
-        return prod(share.peak for share in (self.short, self.long, self.summed) if share is not None)
+    def most(self, rows: float, columns: float, summed: float) -> float:
+        """Return the largest share of a dot of at most these sizes."""
+        return prod(share.most(size) for share, size in self._sides(rows, columns, summed))
 
     def of(self, rows: int, columns: int, summed: int) -> float:
         """Return the share of a dot."""
+        return prod(share.at(size) for share, size in self._sides(rows, columns, summed))
+
+    def _sides(self, rows: float, columns: float, summed: float) -> Iterator[tuple[Rate, float]]:
         sides = ((self.short, min(rows, columns)), (self.long, max(rows, columns)), (self.summed, summed))
-        return prod(share.at(size) for share, size in sides if share is not None)
+        yield from ((share, size) for share, size in sides if share is not None)
 
 
 @frozen

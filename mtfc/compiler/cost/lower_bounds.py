@@ -78,6 +78,21 @@ class Unmoved:
 Term = ShardedAmount | Least | Most | Total | Unless | Unmoved
 
 
+def divided(term: Term, number: int) -> float:
+    """Return the value of a term where each amount is split over all of a number of processors."""
+    match term:
+        case ShardedAmount(amount):
+            return amount / number
+        case Least(terms):
+            return min(divided(each, number) for each in terms)
+        case Most(terms):
+            return max(divided(each, number) for each in terms)
+        case Total(terms, times):
+            return times * sum(divided(each, number) for each in terms)
+        case Unless() | Unmoved():
+            return 0.0
+
+
 MakeBlocks = Callable[
     [Builder, Callable[[Equation, Dim], Axes], int, Callable[[Value], Equation | None]], BlockRewriter
 ]

@@ -23,8 +23,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import ClassVar
 
+from mtfc.compiler.analysis.buffer_kinds import readers_of
 from mtfc.compiler.ir.builder import Builder
-from mtfc.compiler.ir.core import Equation, Function, Program, Value
+from mtfc.compiler.ir.core import Equation, Function, Program, Value, walk
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.contraction import iteration_dims, reduced_dims
 from mtfc.compiler.ir.pending_rule import is_sum_of_all
@@ -72,6 +73,19 @@ class Term:
     def key(self) -> object:
         """Terms with equal keys can be joined."""
         return self.own, self.split, frozenset(self.eqn.result.type.dims), self.eqn.result.type.dtype
+
+
+def joinable(function: Function) -> set[Equation]:
+    """Return all dots and additions that the pass may replace under some layout."""
+    uses, dots, found = readers_of(walk(function.body)), Counter[Value](), set[Equation]()
+    for eqn in walk(function.body):
+        if has_trait(eqn, "dot"):
+            dots[eqn.result] = 1
+            found.update([eqn] if any(map(_is_addition, uses[eqn.result])) else [])
+        elif _is_addition(eqn):
+            dots[eqn.result] = sum(dots[value] for value in eqn.operands if len(uses[value]) == 1)
+            found.update([eqn] if dots[eqn.result] > 1 else [])
+    return found
 
 
 @frozen

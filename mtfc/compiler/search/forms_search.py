@@ -2,8 +2,8 @@
 for dots of groups, where sums of loops are completed, and how many iterations of a loop run in one.
 
 A search finds layouts without forms. Then the forms of the best of them are priced on the machine, with those of layouts that do
-not fit into the memory: on parts they may. So the bound of a search is for layouts without forms. For layouts with regions on
-parts another bound is found by `bound_with_regions`. It does not hold for joined dots, nor for forms of groups.
+not fit into the memory: on parts they may. So the bound of a search is for layouts without forms, and the bound of those with
+forms is that of all plans (`StepFacts.least_seconds`).
 
 Unrolled loops, and sums after loops, change only what is sent beside what. So they are tried last.
 """

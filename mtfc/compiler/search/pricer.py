@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from hashlib import blake2b
 from math import inf
 
@@ -10,6 +11,7 @@ import attrs
 from mtfc.compiler.cost.device_models import expected_memory
 from mtfc.compiler.cost.effects.memory import memory_of
 from mtfc.compiler.cost.hardware import Hardware
+from mtfc.compiler.cost.model import cheapest
 from mtfc.compiler.cost.serial_time import seconds_of
 from mtfc.compiler.cost.sizes import Numbers, whole
 from mtfc.compiler.cost.step_time import step_time
@@ -27,10 +29,11 @@ from mtfc.compiler.passes.pipelines import (
 )
 from mtfc.compiler.passes.recompute import limit_on
 from mtfc.compiler.search.found import Objective, Price, Pricing, value_of
+from mtfc.compiler.search.global_layouts.step_facts import StepFacts
 from mtfc.compiler.search.repeated_layers import SHORT, RepeatedLayers, shortened_program
 
 
-@attrs.frozen
+@attrs.frozen(slots=False)
 class LayoutPricer:
     """Prices one function of a differentiated program on one machine: a training step, or a forward pass.
 
@@ -59,6 +62,11 @@ class LayoutPricer:
             program = each.run(program)
         (function,) = program.functions
         return function
+
+    @cached_property
+    def facts(self) -> StepFacts:
+        """The facts of the step, where no regime of the device has less."""
+        return StepFacts.of(self.undistributed(), cheapest(self.hardware.device))
 
     def lowered(self, mesh: Mesh, layout: Layout) -> Function:
         """Return one processor's program."""

@@ -26,7 +26,7 @@ from mtfc.compiler.search.found import (
     room_on,
     value_of,
 )
-from mtfc.compiler.search.global_layouts.global_search import GlobalSpace
+from mtfc.compiler.search.global_layouts.global_search import ROUNDING, GlobalSpace
 from mtfc.compiler.search.idle_axes import without_idle_axes
 from mtfc.compiler.search.pricer import LayersPricer, LayoutPricer, of_layers
 from mtfc.compiler.search.usual_layouts import joined, products, usual_layouts
@@ -108,7 +108,8 @@ class LayoutFinder:
                 unsplit = rules or Layout("")
                 some = [*plain, *((mesh, unsplit) for mesh in meshes)][:2]
                 found = self._by_layers(find, layers, until, some)
-        return self.with_loop_forms(found, until) if with_forms else found
+        best = self.with_loop_forms(found, until) if with_forms else found
+        return best if best.refuted else self.bounded(best, best.lower_bound)
 
     def _by_layers(
         self,
@@ -152,14 +153,18 @@ class LayoutFinder:
             raise
         best = forms.improved(found)
         self.seen.update(recorded.prices)
-        own = best.layout.forms
-        if own.entries and own == Forms(own.regions) and not best.is_interrupted:
-            try:
-                bound = space.bound_with_regions(until, best.objective)
-                best = attrs.evolve(best, lower_bound=bound)
-            except KeyboardInterrupt:
-                best = attrs.evolve(best, is_interrupted=True)
         return best
+
+    def least(self, mesh: Mesh) -> float:
+        """Return a bound of all plans for the devices of a mesh; 0 where memory is minimized."""
+        return 0.0 if self.objective in IN_BYTES else self.pricer.facts.least_seconds(mesh.devices)
+
+    def bounded(self, found: Found, lower_bound: float) -> Found:
+        """Return a result with a lower bound, or with the bound of all plans if that is larger."""
+        least = self.least(found.mesh)
+        if found.objective < (1 - ROUNDING) * least:
+            return attrs.evolve(found, lower_bound=0.0, refuted=found.layout)
+        return attrs.evolve(found, lower_bound=min(max(lower_bound, least), found.objective))
 
     def without_faults(
         self,

@@ -15,7 +15,6 @@ from time import process_time
 
 import attrs
 
-from mtfc.compiler.cost.equation_layouts import least_dot_seconds
 from mtfc.compiler.diagnostics import CompileError
 from mtfc.compiler.search.found import IN_BYTES, Found, NothingFits, room_on, value_of
 from mtfc.compiler.search.usual_layouts import batch_dims
@@ -52,21 +51,24 @@ def _best_plan(task: SearchTask) -> tuple[LayoutSearch, Found]:
 
     Raises `NothingFits`, `CompileError` and `UsageError`.
     If no usual layout fits, or the file has micro-batches, the batch is cut into other numbers of micro-batches, too. The search
-    goes on with the number whose best usual layout is the fastest.
+    goes on with the number whose best usual layout is the fastest. A step with one micro-batch has the least bound.
     """
     search = LayoutSearch.of(task, task.until)
-    best, accumulate = _usual(search), _accumulate(search)
+    best, accumulate, least = _usual(search), _accumulate(search), inf
     if accumulate > 1 or best == inf:
+        least = search.finder.least(task.meshes[0]) if accumulate == 1 else 0.0
         for other in _micro_batched(task, accumulate):
             if process_time() > task.until and best < inf:
                 break
-            found = LayoutSearch.of(other, task.until)
-            if (seconds := _usual(found)) < best:
-                search, best = found, seconds
+            changed = LayoutSearch.of(other, task.until)
+            least = least or changed.finder.least(task.meshes[0])
+            if (seconds := _usual(changed)) < best:
+                search, best = changed, seconds
             elif best < inf:
                 break
     try:
-        return search, _searched(search)
+        found = _searched(search)
+        return search, attrs.evolve(found, lower_bound=min(found.lower_bound, least))
     except NothingFits as error:
         raise NothingFits(f"{error}{_nearest(search)}") from None
 
@@ -164,14 +166,7 @@ def _given(search: LayoutSearch) -> Iterator[Found]:
 
 
 def _best(search: LayoutSearch, found: list[Found], layouts: Found | None) -> Found:
-    """Return the best plan. No plan takes less time than its dots, divided among all devices."""
-    best = min(found, key=lambda each: each.objective)
-    finder, mesh = search.finder, search.task.meshes[0]
-    dots = least_dot_seconds(finder.pricer.undistributed(), mesh, finder.pricer.hardware.device)
+    """Return the best plan, with the bound of all plans."""
+    best = search.finder.bounded(min(found, key=lambda each: each.objective), 0.0)
     without = 0.0 if layouts is None else layouts.lower_bound
-    return attrs.evolve(
-        best,
-        lower_bound=min(dots, without or dots, best.objective),
-        without_pipelines=without,
-        evaluated=sum(each.evaluated for each in found),
-    )
+    return attrs.evolve(best, without_pipelines=without, evaluated=sum(each.evaluated for each in found))

@@ -141,15 +141,19 @@ def kernel_seconds(eqn: Equation, placed: Equation, flops: float, size: int, fus
 
 
 def _reached(placed: Equation, flops: float, fusion: FusionModel) -> float:
-    """Return the FLOP/s that a placed equation reaches."""
+    """Return the FLOP/s that a placed equation reaches. Attention without a kernel reaches no more than with one."""
     device = fusion.device
-    if device.attention and fusion.attended(placed) is not None:
-        k, memory = placed.operands[1].type, MEMORY.of(placed.attrs)
-        sizes = zip(k.dims, k.local_shape(fusion.mesh), strict=True)
-        keys = prod(size for dim, size in sizes if dim in memory)
-        return _attention_rate(placed, device).at(keys)
+    if device.attention and is_attention(placed):
+        return _attention_rate(placed, device).at(_keys(placed, fusion.mesh))
     dtype = (placed.operands or placed.results)[0].type.dtype
     return device.rate(dtype).at(flops) * dot_share(placed, device, fusion.mesh)
+
+
+def _keys(eqn: Equation, mesh: Mesh) -> int:
+    """Return the keys of attention on a processor."""
+    k, memory = eqn.operands[1].type, MEMORY.of(eqn.attrs)
+    sizes = zip(k.dims, k.local_shape(mesh), strict=True)
+    return prod(size for dim, size in sizes if dim in memory)
 
 
 def _attention_rate(eqn: Equation, device: Device) -> Rate:
@@ -168,12 +172,13 @@ def dot_share(placed: Equation, device: Device, mesh: Mesh) -> float:
 
 @frozen
 class KernelBound:
-    """A lower bound on the seconds of a kernel in one step.
+    """A lower bound on the seconds of an equation's kernel in one step.
 
     arithmetic: seconds of its FLOPs at the peak rate. completing: pending sums that the kernel makes or reads, each with the
     seconds of the kernel if the sum is completed there. A completed sum is sent, and therefore stored and read again.
     """
 
+    equation: Equation
     arithmetic: ShardedAmount
     seconds: Term
     completing: tuple[tuple[Value, Term], ...] = ()
@@ -217,10 +222,10 @@ def kernel_bounds(
     known = {*fusion.makers, *(argument.value for argument in function.arguments)}
     reads = _Reads(fusion, program.names, known, frozenset(stored))
 
-    def bound(parts: _KernelParts, *completing: tuple[Value, _KernelParts]) -> KernelBound:
+    def bound(eqn: Equation, parts: _KernelParts, *completing: tuple[Value, _KernelParts]) -> KernelBound:
         arithmetic = attrs.evolve(parts.arithmetic, amount=parts.arithmetic.amount * trips)
         others = tuple((value, each.seconds(device, trips)) for value, each in completing)
-        return KernelBound(arithmetic, parts.seconds(device, trips), others)
+        return KernelBound(eqn, arithmetic, parts.seconds(device, trips), others)
 
     stays = {*stored, *(a.value for a in function.arguments if a.role in ("parameter", "input"))}
     for eqn in body:
@@ -229,17 +234,17 @@ def kernel_bounds(
             inner = trips * dim_of(eqn).size
             yield from kernel_bounds(program, region_of(eqn), sums, inner, slices)
             iterations = dim_of(eqn).size * device.loop
-            yield bound(_KernelParts(moved=tuple(_cleared(eqn, reads)), overhead=iterations))
+            yield bound(eqn, _KernelParts(moved=tuple(_cleared(eqn, reads)), overhead=iterations))
         elif OPS[eqn.op].storage not in ("view", "made"):
             operands = {value: reads.operand(eqn, value) for value in dict.fromkeys(eqn.operands)}
             each = _parts_of(eqn, operands, reads)
-            yield bound(each, *_completing(eqn, each, operands, reads, sums))
+            yield bound(eqn, each, *_completing(eqn, each, operands, reads, sums))
     for eqn in function.body:
         is_replaced = not eqn.regions and is_binary(eqn) and not is_common(eqn)
         if is_replaced and OPS[eqn.op].flops is not no_flops:
             found = (reads.operand(eqn, value) for value in dict.fromkeys(eqn.operands))
             moved = tuple(each for each in found if each is not None)
-            yield bound(attrs.evolve(_left_of(eqn, reads), moved=moved))
+            yield bound(eqn, attrs.evolve(_left_of(eqn, reads), moved=moved))
 
 
 def is_binary(eqn: Equation) -> bool:
@@ -277,11 +282,18 @@ def _parts_of(eqn: Equation, operands: Mapping[Value, Term | None], reads: _Read
 
 
 def _peak(eqn: Equation, device: Device) -> float:
-    """Return the highest FLOP/s that an equation may reach."""
+    """Return the highest FLOP/s that an equation may reach under any layout."""
     peak = device.rate((eqn.operands or eqn.results)[0].type.dtype).peak
-    if device.dots is not None and is_dot(eqn):
-        return peak * device.dots.peak
-    return max(peak, _attention_rate(eqn, device).peak) if device.attention and is_attention(eqn) else peak
+    if device.attention and is_attention(eqn):
+        return _attention_rate(eqn, device).most(_keys(eqn, SINGLE))
+    return peak * largest_share(eqn, device)
+
+
+def largest_share(eqn: Equation, device: Device, is_joined: bool = False) -> float:
+    """Return the largest share of the device's rate under any layout; is_joined: for any dot that has the equation as a part."""
+    if device.dots is None or not is_dot(eqn):
+        return 1.0
+    return device.dots.most(*((inf,) * 3 if is_joined else role_sizes(eqn, SINGLE)))
 
 
 NOWHERE = ""

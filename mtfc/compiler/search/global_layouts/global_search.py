@@ -36,7 +36,7 @@ from mtfc.compiler.search.found import (
 )
 from mtfc.compiler.search.global_layouts.column_elimination import ColumnElimination, ColumnEliminations
 from mtfc.compiler.search.global_layouts.effect_bounds import Booleans, MaskRange
-from mtfc.compiler.search.global_layouts.layout_bound import BLOCK, LayoutBound, RegionsBound
+from mtfc.compiler.search.global_layouts.layout_bound import BLOCK, LayoutBound
 from mtfc.compiler.search.global_layouts.layout_space import Columns, Integers, Rows, layout_of, space_of
 from mtfc.compiler.search.global_layouts.repeated_facts import RepeatedFacts
 from mtfc.compiler.search.global_layouts.step_facts import StepFacts
@@ -344,18 +344,6 @@ class BranchAndBound(PricedLayouts):
             for on in self.waiting:
                 self._push(on.start())
 
-    def least(self, branchings: Sequence[Branching], limit: float) -> float:
-        """Return a lower bound for all layouts, at most `limit`, and price none of them."""
-        for on in branchings:
-            self._push(on.start())
-        while self.queue and self.bound < limit and process_time() < self.until:
-            *_, block = self.queue[0]
-            if block.is_full:
-                break
-            heapq.heappop(self.queue)
-            self._work_out(block)
-        return min(self.bound, limit)
-
     def _run(self, branchings: Sequence[Branching]) -> None:
         """Branch on meshes of few axes first; their layouts rule out many of the others.
 
@@ -473,26 +461,14 @@ class GlobalSpace:
         """
         room = room_on(self.hardware, self.objective)
         searching = BranchAndBound(pricing, self.objective, room, until=until)
-        searching.run([*self._branchings(LayoutBound, until, inf)], known)
+        searching.run([*self._branchings(until)], known)
         if searching.best is None and not searching.is_interrupted:
             raise self._nothing_fits(searching)
         bound = min(searching.bound, searching.limit) if searching.refuted is None else 0.0
         return searching.found(bound, refuted=searching.refuted)
 
-    def bound_with_regions(self, until: float, limit: float) -> float:
-        """Return a lower bound for all layouts with regions on parts, at most `limit`; the later `until` is, the larger.
-
-        It is 0 if the time does not suffice to bound each mesh once. Nothing is compiled.
-        """
-        if RegionsBound.may_split_loops(self.forward):
-            return 0.0
-        branchings = [*attrs.evolve(self, layers=None)._branchings(RegionsBound, until, until)]
-        if len(branchings) < len(self.meshes):
-            return 0.0
-        return BranchAndBound(_unpriced, self.objective, inf, until=until).least(branchings, limit)
-
-    def _branchings(self, kind: type[LayoutBound], until: float, latest: float) -> Iterator[Branching]:
-        """Yield the branching of each mesh that is reached before the `latest` time, with a bound of some kind."""
+    def _branchings(self, until: float) -> Iterator[Branching]:
+        """Yield the branching of each mesh. Columns are eliminated in a part of the time `until` then."""
         space = space_of(self.forward, self.fixed, self.storage)
         facts = StepFacts.of(self.step, self.hardware.device, self.recomputes)
         if self.layers is not None:
@@ -502,9 +478,7 @@ class GlobalSpace:
             process_time() + ELIMINATING * (until - process_time()),
         )
         for mesh in self.meshes:
-            if process_time() > latest:
-                return
-            bound = kind(space, facts, mesh, self.hardware, self.objective == "time")
+            bound = LayoutBound(space, facts, mesh, self.hardware, self.objective == "time")
             usual = eliminations if process_time() < eliminating else None
             yield Branching.on(bound, len(self.meshes) > 1, self.objective, usual)
 
@@ -516,7 +490,3 @@ class GlobalSpace:
         others = [*["--storage"] * (not self.storage), *["--recompute"] * (not self.recomputes)]
         remedy = f"; {' or '.join(others)} may need less" if others else ""
         return NothingFits(f"{found}{has}{remedy}")
-
-
-def _unpriced(mesh: Mesh, layout: Layout) -> Price:
-    raise NotImplementedError("bounds need no prices")

@@ -21,9 +21,6 @@ from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.cost.model import regimes
 from mtfc.compiler.cost.tables.collective_tables import Seconds
 from mtfc.compiler.cost.topology import Topology
-from mtfc.compiler.ir.core import Function
-from mtfc.compiler.ir.loops import looped_dims
-from mtfc.compiler.ir.types import Dim
 from mtfc.compiler.search.global_layouts.effect_bounds import (
     Booleans,
     EffectBounds,
@@ -220,43 +217,3 @@ class LayoutBound(SearchSetting):
         if id(facts) not in self.sums:
             self.sums[id(facts)] = SumBound(self, facts)
         return self.sums[id(facts)]
-
-
-@attrs.frozen(slots=False, eq=False)
-class RegionsBound(LayoutBound):
-    """The bound for layouts with regions on parts on one mesh.
-
-    The pass `split-regions` splits one more dimension in some equations, over an axis that splits a dimension of parameters. So
-    each dimension that the pass may take is as if it was undecided whether these axes split it.
-    """
-
-    @staticmethod
-    def may_split_loops(forward: Function) -> bool:
-        """Return True if a loop runs along a dimension that the pass may take; the space knows no splits of it."""
-        return any(_may_be_taken(dim, forward) for dim in looped_dims(forward))
-
-    def known(self, rows: Rows, decided: Columns) -> MaskRange:
-        found = super().known(rows, decided)
-        own = [i for i, each in enumerate(self.space.columns) if each.base is None]
-        over = union(found.high, frozenset(i for i in own if self._is_of("parameter", i)))
-        high = found.high.copy()
-        for i in own:
-            if _may_be_taken(self.space.columns[i].dim, self.step.function):
-                high[:, i] |= over & self._dividing(i)
-        return MaskRange(found.low, high)
-
-    def _is_of(self, role: str, column: int) -> bool:
-        return self.space.columns[column].dim in _dims_of(self.step.function, role)
-
-    def _dividing(self, column: int) -> np.uint8:
-        """Return all axes that divide the dimension of a column."""
-        size, axes = self.space.columns[column].dim.size, enumerate(self.mesh.axes)
-        return np.uint8(sum(1 << i for i, (_, parts) in axes if size % parts == 0))
-
-
-def _may_be_taken(dim: Dim, function: Function) -> bool:
-    return dim in _dims_of(function, "input") or dim not in _dims_of(function, "parameter")
-
-
-def _dims_of(function: Function, role: str) -> set[Dim]:
-    return {dim for a in function.arguments if a.role == role for dim in a.value.type.dims}

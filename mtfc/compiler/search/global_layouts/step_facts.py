@@ -32,10 +32,10 @@ from mtfc.compiler.cost.effects.halo_exchange import Halo, halos_of
 from mtfc.compiler.cost.effects.memory import MemoryBound, Splitting, equal_in, memory_bound, merging_in
 from mtfc.compiler.cost.effects.moved_data import MovedData, moved_data
 from mtfc.compiler.cost.effects.pending_sums import SumRoute, preceding, sum_routes, without_useless_stops
-from mtfc.compiler.cost.effects.roofline import is_binary, kernel_bounds
+from mtfc.compiler.cost.effects.roofline import is_binary, kernel_bounds, largest_share
 from mtfc.compiler.cost.effects.stored_parameters import StoredParameter, stored_parameters
 from mtfc.compiler.cost.hardware import Device
-from mtfc.compiler.cost.lower_bounds import CommonProgram, MakeBlocks, ShardedAmount, Term
+from mtfc.compiler.cost.lower_bounds import CommonProgram, MakeBlocks, ShardedAmount, Term, divided
 from mtfc.compiler.cost.tables.collective_tables import Seconds
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Equation, Function, Value, walk
@@ -43,6 +43,7 @@ from mtfc.compiler.ir.opdef import BlockRewriter
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.rewrite import names_of
 from mtfc.compiler.ir.types import Axes, Dim
+from mtfc.compiler.passes.join_dots import joinable
 from mtfc.compiler.passes.partition.spread_attention import shared_splits
 from mtfc.compiler.passes.spatial.position_blocks import NewDims, PositionBlocks
 
@@ -165,13 +166,33 @@ class StepFacts:
     def facts(self, split: Dims) -> Facts:
         """Return the facts under layouts that split no dimensions of `mixed` but some of `split`."""
         if split not in self.found:
-
-            def is_common(eqn: Equation) -> bool:
-                is_kept = is_binary(eqn) and self._merging.isdisjoint(eqn.results)
-                return is_kept and not any(each <= split for each in self.positions.get(eqn, ()))
-
-            self.found[split] = _facts(self._program(is_common))
+            self.found[split] = _facts(self._program_under(split))
         return self.found[split]
+
+    def _program_under(self, split: Dims) -> CommonProgram:
+        """Return the function with the equations that these layouts have in common."""
+
+        def is_common(eqn: Equation) -> bool:
+            is_kept = is_binary(eqn) and self._merging.isdisjoint(eqn.results)
+            return is_kept and not any(each <= split for each in self.positions.get(eqn, ()))
+
+        return self._program(is_common)
+
+    def least_seconds(self, devices: int) -> float:
+        """Return a bound of the step of each plan: with any layout, forms, pipelines, micro-batches and recomputation.
+
+        All devices together run the kernels that all layouts have. Where forms may join dots, only the arithmetic counts. Loops
+        have no costs of their own, because they may be unrolled.
+        """
+        joined, total = joinable(self.function), 0.0
+        for each in kernel_bounds(self._program_under(self.mixed), self.function, {}):
+            eqn = each.equation
+            if eqn in joined or has_trait(eqn, "groups"):
+                own, most = (largest_share(eqn, self.device, is_joined) for is_joined in (False, True))
+                total += divided(each.arithmetic, devices) * own / most
+            elif not eqn.regions:
+                total += divided(each.seconds, devices)
+        return total
 
     def halos(self, shards: int) -> Mapping[Halo, int]:
         """Return the halos where a dimension is split over a number of shards."""

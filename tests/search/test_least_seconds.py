@@ -1,10 +1,10 @@
-"""The bound for layouts with regions on parts, beside prices of layouts whose regions save little or much."""
+"""The least seconds of all plans, beside prices of layouts with all forms, and of random pipelines."""
 
 from __future__ import annotations
 
+import os
 from itertools import product
-from math import inf
-from time import monotonic
+from random import Random
 
 import attrs
 import pytest
@@ -15,13 +15,12 @@ from mtfc.compiler.passes.partition.split_regions import SplitRegions
 from mtfc.compiler.passes.pass_base import Pass
 from mtfc.compiler.passes.pipelines import layout_assignment
 from mtfc.compiler.search import pricer as pricing
-from mtfc.compiler.search.global_layouts.global_search import ROUNDING, GlobalSpace
-from mtfc.compiler.search.global_layouts.layout_bound import RegionsBound
+from mtfc.compiler.search.global_layouts.global_search import ROUNDING
 from mtfc.compiler.search.global_layouts.layout_space import layout_of, space_of
-from mtfc.compiler.search.global_layouts.step_facts import StepFacts
 from mtfc.compiler.search.pricer import LayoutPricer
 from mtfc.driver.searching.meshes import meshes
-from tests.harness import AMPLE, load
+from tests.harness import load
+from tests.properties.test_pipelines import source as random_pipeline
 from tests.search.layout_bounds import SLOW_CORES, SLOW_LINKS, SLOW_TPU, layouts
 from tests.search.test_global_layouts_exhaustive import ATTENTION, PERCEPTRON
 
@@ -60,28 +59,36 @@ def eager() -> tuple[Pass, ...]:
     )
 
 
+FORMS = [
+    Forms(regions, dots, recompute=word, unroll=unroll)
+    for (regions, dots), (word, unroll) in product(
+        [("never", 0), ("time", 0), ("memory", 0), ("never", 10**6)], [("", 1), ("full", 1), ("", 2)]
+    )
+]
+
+
 @pytest.mark.parametrize(("source", "hardware"), CASES)
-def test_no_layout_with_regions_is_below_its_bound(
+def test_no_layout_with_any_forms_is_below_the_least(
     source: str, hardware: Hardware, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pricing, "layout_assignment", eager)
     program = load(source).programs[0]
-    pricer, forward = LayoutPricer.of(program, hardware), program.function("forward")
-    space, shapes = space_of(forward), list(meshes(4, 2))
-    step = StepFacts.of(pricer.undistributed(), hardware.device)
-    least, plain, changed = inf, {}, 0
-    for mesh in shapes:
-        bound, rows = RegionsBound(space, step, mesh, hardware), layouts(space, mesh, 12)
-        bounds = bound.seconds(bound.exactly(rows)), bound.memory(bound.exactly(rows))
-        for (i, row), form in product(enumerate(rows), ("never", "time", "memory")):
-            layout = attrs.evolve(layout_of(space, row.tolist(), mesh), forms=Forms(form))
-            price = pricer(mesh, layout)
-            plain[form] = price
-            changed += price != plain["never"]
-            assert bounds[0][i] * (1 - ROUNDING) <= price.seconds, layout
-            assert bounds[1][i] <= price.memory, layout
-            least = min(least, price.seconds)
-    assert changed
-    until = monotonic() + AMPLE
-    found = GlobalSpace(pricer.undistributed(), forward, shapes, hardware).bound_with_regions(until, inf)
-    assert 0 < found <= least
+    pricer, space = LayoutPricer.of(program, hardware), space_of(program.function("forward"))
+    least, prices = pricer.facts.least_seconds(4), set()
+    for mesh in meshes(4, 2):
+        for row in layouts(space, mesh, 4):
+            found = layout_of(space, row.tolist(), mesh)
+            prices.update(pricer(mesh, attrs.evolve(found, forms=forms)).seconds for forms in FORMS)
+    assert 0 < least <= min(prices) * (1 + ROUNDING)
+    assert len(prices) > len(FORMS)
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("EVERY_PIPELINE", "2"))))
+def test_no_pipeline_is_below_the_least(seed: int) -> None:
+    module = load(random_pipeline(Random(seed)))
+    (declared,) = module.layouts
+    for hardware in (SLOW_LINKS, SLOW_CORES, SLOW_TPU):
+        pricer = LayoutPricer.of(module.programs[0], hardware)
+        price = pricer(declared.mesh, declared.layout)
+        least = pricer.facts.least_seconds(declared.mesh.devices)
+        assert 0 < least <= price.seconds * (1 + ROUNDING)
