@@ -148,6 +148,42 @@ def test_slice_and_pad_take_what_lies_elsewhere(expression: str, expected: list[
     ]
 
 
+@pytest.mark.parametrize(
+    ("expression", "elements"),
+    [
+        ("slice(x, n -> one)", 2),
+        ("slice(x, n -> one, start = 15)", 2),
+        ("slice(x, n -> k, start = 3)", 6),
+        ("slice(x, n -> five, start = 1, stride = 3)", 10),
+        ("slice(x, n -> nine, start = 2)", None),
+    ],
+)
+@pytest.mark.parametrize("layout", ["{ n: cols }", "{ n: cols, b: rows }", "{ n: cols, one: rows }"])
+def test_a_few_elements_come_from_the_blocks_that_have_them(
+    expression: str, elements: int | None, layout: str
+) -> None:
+    """Nine of 16 elements are gathered with the others. The gradient goes back to the blocks, and sends nothing."""
+    if "one: rows" in layout and "-> one" in expression:
+        return
+    text, size = f"y = {expression}; return y", 1 if "b: rows" in layout else 2
+    ways = (
+        [("all_gather", COLS, 4 * size)] if elements is None else [("all_reduce", COLS, elements * size // 2)]
+    )
+    assert sent(layout, text) == sent(layout, text, of="gradients") == ways
+    agree(source(layout, text))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "uint8", "int8", "bool"])
+def test_a_few_elements_of_every_dtype(dtype: str) -> None:
+    x = jnp.arange(64).reshape(16, 4).astype(dtype)
+    program = mtfc.from_jax(lambda x: (x[9], x[-3:], x[::-1]), x, names={"x": "rows cols"})
+    plan = program.plan({"rows": "a"}, {"a": 4})
+    sizes = plan.cost()["forward"]["collectives"]
+    assert sizes["all_gather"]["count"] == 0 and sizes["permute"]["count"] == 1
+    for found, expected in zip(plan.step(x), (x[9], x[-3:], x[::-1]), strict=True):
+        np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
+
+
 PADDED = """\
 program padded
 dim n = 16

@@ -1,11 +1,11 @@
-"""Ops that move elements along a dimension: slice, pad, shift, concat. Each needs that dimension whole on every processor.
+"""Ops that move elements along a dimension: slice, pad, shift, flip, concat. Each needs that dimension whole on every processor.
 
-The `distribute` rules of slice, pad and shift keep it split, and send halos instead (`ir/halos.py`).
+The `distribute` rules of slice, pad, shift and flip keep it split, and send halos instead (`ir/halos.py`), or a few elements.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -84,12 +84,37 @@ def _slice_text(code: Code) -> str:
 
 
 def _distribute_slice(b: BlockRewriter, eqn: Equation) -> tuple[Value] | None:
-    """Each block takes the elements that it needs, from other blocks too."""
+    """Each block takes the elements that it needs, from other blocks too. A small result that is whole comes from the blocks that
+    have its elements.
+    """
     source, target = SOURCE.of(eqn.attrs), TARGET.of(eqn.attrs)
     needed = needed_range(b, eqn, source, target, START.of(eqn.attrs), STRIDE.of(eqn.attrs))
     if needed is None:
-        return None
+        if not _is_small(b, eqn, target, source):
+            return None
+        picked = _picked(b, eqn.operands[0], source, target, START.of(eqn.attrs), STRIDE.of(eqn.attrs))
+        return (picked,)
     return (_sliced(b, eqn.operands[0], needed, target, STRIDE.of(eqn.attrs)),)
+
+
+WIRE = 2
+"""The bytes that an all-reduce sends, over those of an all-gather with the same result."""
+
+
+def _is_small(b: BlockRewriter, eqn: Equation, part: Dim, whole: Dim) -> bool:
+    """Return True for a few elements, which are not split, of a dimension that is split."""
+    return WIRE * part.size < whole.size and not b.axes(eqn, part) and bool(b.axes(eqn, whole))
+
+
+def _picked(b: BlockRewriter, x: Value, source: Dim, target: Dim, start: int, stride: int) -> Value:
+    """Gather elements by their indices: each block has some of them, and a sum completes the result."""
+    build, index = b.build, b.build("range", dim=target)
+    if stride > 1:
+        index = build("mul", index, build.constant(stride, "i32"))
+    if start:
+        index = build("add", index, build.constant(start, "i32"))
+    dims = [target if dim == source else dim for dim in x.type.dims]
+    return build.ordered(build("gather", x, index, dim=source), dims)
 
 
 def _sliced(b: BlockRewriter, x: Value, needed: NeededRange, target: Dim, stride: int) -> Value:
@@ -105,9 +130,14 @@ WIDENED = dict.fromkeys(("bool", "i8", "u8", "i16", "u16"), "i32")
 
 
 def _distribute_pad(b: BlockRewriter, eqn: Equation) -> tuple[Value] | None:
-    """Without a stride, a pad is a slice that reaches beyond the ends. With a stride, and zeros around, it transposes a slice."""
+    """Without a stride, a pad is a slice that reaches beyond the ends. With a stride, and zeros around, it transposes a slice.
+
+    A few elements go to the blocks that have their places.
+    """
     source, target = SOURCE.of(eqn.attrs), TARGET.of(eqn.attrs)
     before, stride = BEFORE.of(eqn.attrs), STRIDE.of(eqn.attrs)
+    if _is_small(b, eqn, source, target):
+        return _summed(b, eqn, lambda b, x: _picked(b, x, target, source, before, stride))
     if stride == 1:
         needed = needed_range(b, eqn, source, target, -before)
         if needed is None:
@@ -115,7 +145,16 @@ def _distribute_pad(b: BlockRewriter, eqn: Equation) -> tuple[Value] | None:
         x, part = take_range(b, eqn.operands[0], needed, VALUE.of(eqn.attrs))
         return (b.merged(x, needed.split.blocks, part, target),)
     back = needed_range(b, eqn, target, source, before, stride)
-    if back is None or VALUE.of(eqn.attrs) != 0:
+    if back is None:
+        return None
+    return _summed(b, eqn, lambda b, x: _sliced(b, x, back, source, stride))
+
+
+def _summed(
+    b: BlockRewriter, eqn: Equation, sliced: Callable[[BlockRewriter, Value], Value]
+) -> tuple[Value] | None:
+    """Return a pad with zeros as the transpose of a slice; None where other values are around, or sums have no dtype."""
+    if VALUE.of(eqn.attrs) != 0:
         return None
     type, y = eqn.result.type, eqn.operands[0]
     summed = type.dtype if type.dtype in NUMBERS else WIDENED.get(type.dtype)
@@ -123,9 +162,7 @@ def _distribute_pad(b: BlockRewriter, eqn: Equation) -> tuple[Value] | None:
         return None
     is_cast = summed != type.dtype
     y = b.build("cast", y, dtype=summed) if is_cast else y
-    found = b.transposed(
-        lambda b, x: _sliced(b, x, back, source, stride), attrs.evolve(type, dtype=summed), y
-    )
+    found = b.transposed(sliced, attrs.evolve(type, dtype=summed), y)
     return (b.build("cast", found, dtype=type.dtype) if is_cast else found,)
 
 
@@ -204,6 +241,16 @@ def _distribute_shift(b: BlockRewriter, eqn: Equation) -> tuple[Value] | None:
     by = (by + half) % dim.size - half if wrap else by  # go round the shorter way
     x, part = shift_elements(b, b.cut(eqn.operands[0], split), split, by, wrap)
     return (b.merged(x, split.blocks, part, dim),)
+
+
+def _distribute_flip(b: BlockRewriter, eqn: Equation) -> tuple[Value] | None:
+    """Each block is reversed, and sent to the block at its place from the other end."""
+    dim = DIM_MOVED.of(eqn.attrs)
+    split = b.split(eqn, dim)
+    if split is None:
+        return None
+    x = b.build("flip", b.cut(eqn.operands[0], split), dim=split.inner)
+    return (b.merged(b.build("flip", x, dim=split.blocks), split.blocks, split.inner, dim),)
 
 
 def _shift_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value]:
@@ -309,7 +356,7 @@ OPS = (
         name="flip", attributes=(DIM_MOVED,), infer=_shift_infer, layout_rule=_shift_rule,
         gradient=lambda b, e, g: (b("flip", g[0], dim=DIM_MOVED.of(e.attrs)),), evaluate=flipped_array,
         numpy=lambda code: f"np.flip({code.args[0]}, {code.axis(0, DIM_MOVED.of(code.eqn.attrs).name)})",
-        doc="The elements of a dimension in reverse order.",
+        doc="The elements of a dimension in reverse order.", distribute=_distribute_flip,
         storage="kernel", traits=frozenset({"flip"}),
     ),
     structural(

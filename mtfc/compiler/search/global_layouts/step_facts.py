@@ -2,8 +2,7 @@
 
 The facts are about equations that all layouts in question have. An op that mixes the positions of a split dimension, such as a
 window or a shift, is replaced by other equations. The `distribute` rule of the op tells which dimensions must be split for a
-replacement, for every number of shards that divides the sizes. A slice of one element, for example, is never partitioned: its
-operand is gathered.
+replacement, for every number of shards that divides the sizes.
 """
 
 from __future__ import annotations

@@ -57,7 +57,6 @@ class Along:
 ALONG = {
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), Along("axis")),
     "sort": Along("dimension", is_sort=True),
-    "rev": Along("dimensions"),
     "reduce": Along("dimensions", "none"),
     "top_k": Along("axis", "new", is_sort=True),
     "approx_top_k": Along("reduction_dimension", "new", is_sort=True),

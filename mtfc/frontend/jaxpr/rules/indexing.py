@@ -11,12 +11,12 @@ import attrs
 
 from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.ops.calls import OnShards
-from mtfc.compiler.ir.types import FLOATS
+from mtfc.compiler.ir.types import FLOATS, Dim
 from mtfc.frontend.jaxpr.equations import bound
 from mtfc.frontend.jaxpr.factors import Axis, axis
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Number, Operand
 from mtfc.frontend.jaxpr.primitive_rules import JaxprEmitter, Linker, PrimitiveRule
-from mtfc.frontend.jaxpr.rules.elementwise import NUMBERS
+from mtfc.frontend.jaxpr.rules.elementwise import BOOL, NUMBERS
 from mtfc.frontend.jaxpr.rules.shapes import StridedPart, all_parted, axes_of_parts, parts_of
 
 Numbers = tuple[int, ...]
@@ -124,6 +124,11 @@ def _fill(step: AppliedPrimitive) -> float | int:
 
 def _is_plain_scatter(step: AppliedPrimitive) -> bool:
     """Accept the transpose of a lookup."""
+    return _updates_rows(step) and step.operands[0].dtype in NUMBERS
+
+
+def _updates_rows(step: AppliedPrimitive) -> bool:
+    """Return True if indices point into one axis, and all other axes are updated whole."""
     if not _points_into_one_axis(step):
         return False
     (table, _, updates), numbers = step.operands, index_numbers(step)
@@ -132,7 +137,7 @@ def _is_plain_scatter(step: AppliedPrimitive) -> bool:
         updates.shape[place] == table.shape[k]
         for place, k in zip(numbers.windows, numbers.window(table), strict=True)
     )
-    return whole and j in numbers.gone and _mode(step) != "clip" and table.dtype in NUMBERS
+    return whole and j in numbers.gone and _mode(step) != "clip"
 
 
 def _link_scatter(linker: Linker, step: AppliedPrimitive) -> None:
@@ -153,23 +158,55 @@ def _link_scatter(linker: Linker, step: AppliedPrimitive) -> None:
     linker.give(step.results[0], table.axes)
 
 
+def _updates(emitter: JaxprEmitter, step: AppliedPrimitive) -> tuple[Value, Value, Dim, tuple[Dim, ...]]:
+    """Return indices and updates with all their dimensions, the dimension that they point into, and the table's others."""
+    table, (j,) = step.operands[0], index_numbers(step).axes
+    ids, updates = emitter.whole(emitter.operand(step, 1), step.axes(1)), emitter.operand(step, 2)
+    inner = emitter.dims.of(f for k in range(len(table.shape)) if k != j for f in table.axes[k])
+    gathered = (*ids.type.dims, *(d for d in inner if d not in ids.type.dims))
+    return ids, emitter.with_dims(updates, gathered), emitter.single(table.axes[j]), tuple(inner)
+
+
 def _emit_scatter(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     """Add updates to zeros, and the table to that."""
-    build = emitter.build
-    table, (j,) = step.operands[0], index_numbers(step).axes
-    ids, updates = emitter.operand(step, 1), emitter.operand(step, 2)
-    dim = emitter.single(table.axes[j])
-    ids = emitter.whole(ids, step.axes(1))
-    inner = emitter.dims.of(f for k in range(len(table.shape)) if k != j for f in table.axes[k])
-    dims = (dim, *inner)
-    gathered = (*ids.type.dims, *(d for d in inner if d not in ids.type.dims))
-    updates = emitter.with_dims(updates, gathered)
-    found = build("scatter_add", updates, ids, dim=dim, dims=dims)
-    found = emitter.parted(found, dim, table.axes[j])
-    base = step.operands[0]
+    ids, updates, dim, inner = _updates(emitter, step)
+    (j,), base = index_numbers(step).axes, step.operands[0]
+    found = emitter.build("scatter_add", updates, ids, dim=dim, dims=(dim, *inner))
+    found = emitter.parted(found, dim, base.axes[j])
     if isinstance(base, Number) and base.value == 0:
         return (found,)
     return (emitter.elementwise("add", emitter.operand(step, 0), found),)
+
+
+def _is_small_set(step: AppliedPrimitive) -> bool:
+    """Accept updates of which all indices can be compared with all places in no more operations than the table has elements."""
+    if not (_updates_rows(step) and step.operands[0].dtype in NUMBERS | BOOL):
+        return False
+    (table, ids, _), numbers = step.operands, index_numbers(step)
+    own = prod(size for i, size in enumerate(ids.shape[:-1]) if i not in numbers.batch.values())
+    return 1 < own * table.shape[numbers.axes[0]] <= prod(table.shape)
+
+
+def _emit_set(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
+    """Take the last update that points at a place, or else the table's element. Nothing is sent if the places are split."""
+    build, (j,) = emitter.build, index_numbers(step).axes
+    ids, updates, dim, inner = _updates(emitter, step)
+    own = tuple(each for each in ids.type.dims if each not in inner)
+    one = own[0] if len(own) == 1 else emitter.dims.new("updates", prod(each.size for each in own))
+
+    def flat(x: Value) -> Value:
+        rest = tuple(each for each in x.type.dims if each not in own)
+        return build("reshape", build.ordered(x, (*own, *rest)), dims=(one, *rest))
+
+    first, nothing = build.constant(1, "i32"), build.constant(0, "i32")
+    ids = ids if ids.type.dtype == "i32" else build("cast", ids, dtype="i32")
+    is_here = emitter.elementwise("eq", flat(ids), build("range", dim=dim))
+    number = emitter.elementwise("where", is_here, build("add", build("range", dim=one), first), nothing)
+    last = build("max", number, over=(one,))
+    found = build("gather", flat(updates), build("sub", last, first), dim=one)
+    is_set = emitter.parted(build("gt", last, nothing), dim, step.operands[0].axes[j])
+    found = emitter.parted(found, dim, step.operands[0].axes[j])
+    return (emitter.elementwise("where", is_set, found, emitter.operand(step, 0)),)
 
 
 # dynamic slices
@@ -427,6 +464,7 @@ RULES: dict[str, PrimitiveRule] = {
     "gather": PrimitiveRule(_link_gather, _emit_gather, _is_lookup),
     "scatter-add": PrimitiveRule(_link_scatter, _emit_scatter, _is_plain_scatter),
     "scatter_add": PrimitiveRule(_link_scatter, _emit_scatter, _is_plain_scatter),
+    "scatter": PrimitiveRule(_link_scatter, _emit_set, _is_small_set),
     "dynamic_slice": PrimitiveRule(
         _link_dynamic_slice, _emit_dynamic_slice, lambda step: step.operands[0].dtype in NUMBERS
     ),

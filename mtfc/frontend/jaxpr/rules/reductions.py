@@ -71,6 +71,14 @@ def _emit_cumsum(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Valu
     return (emitter.parted(found, dim, axes[j]),)
 
 
+def _emit_rev(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
+    x, axes = emitter.operand(step, 0), step.operands[0].axes
+    for j in step.params["dimensions"]:
+        x, dim = emitter.merged(x, axes, j)
+        x = emitter.parted(emitter.build("flip", x, dim=dim), dim, axes[j])
+    return (x,)
+
+
 Padding = tuple[int, int]
 
 
@@ -296,6 +304,7 @@ RULES: dict[str, PrimitiveRule] = {
     "reduce_or": reduction("any", BOOL),
     "argmax": PrimitiveRule(link, _emit_argmax, _is_plain_argmax),
     "cumsum": PrimitiveRule(_link_along, _emit_cumsum, lambda step: step.operands[0].dtype in NUMBERS),
+    "rev": PrimitiveRule(_link_along, _emit_rev, moves=True),
     "conv_general_dilated": PrimitiveRule(
         _link_convolution, _emit_convolution, lambda step: {x.dtype for x in step.operands} <= FLOATS
     ),
