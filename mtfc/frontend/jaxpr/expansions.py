@@ -10,7 +10,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from math import prod
 from typing import Any
 
 OWN = frozenset({"composite", "custom_linear_solve", "custom_vmap_call", "linear_call"})
@@ -43,7 +42,7 @@ WHOLE_UPDATES = {
 OVER_AXES = {"psum": "sum", "pmax": "max", "pmin": "min"}
 """Collective along axes that `jax.vmap` maps -> the reduction of these axes."""
 
-Evaluate = Callable[[Any, Any], Any]
+Evaluate = Callable[[Any, Sequence[Any]], Sequence[Any]]
 """(equation, operands) -> results."""
 
 
@@ -62,8 +61,6 @@ def expansion(eqn: Any) -> Any | None:
             return _traced(eqn, _by_parts)
     if updates_whole(eqn):
         return _traced(eqn, _updated_whole)
-    if _updates_one_part(eqn):
-        return _traced(eqn, _updated_part)
     if runs_never(eqn):
         return _traced(eqn, _carried)
     if name in OVER_AXES and all(isinstance(axis, int) for axis in eqn.params["axes"]):
@@ -86,47 +83,6 @@ def updates_whole(eqn: Any) -> bool:
         return bool(eqn.invars[0].aval.shape == eqn.outvars[0].aval.shape)
     table, updates = eqn.invars[0].aval.shape, eqn.invars[2].aval.shape
     return bool(table == updates or 0 in updates)
-
-
-def _updates_one_part(eqn: Any) -> bool:
-    """Return True for a scatter with a single index, but for sums of whole rows, which have a rule."""
-    if not eqn.primitive.name.startswith("scatter"):
-        return False
-    (table, ids, updates), numbers = (v.aval.shape for v in eqn.invars), eqn.params["dimension_numbers"]
-    kept = (size for k, size in enumerate(table) if k not in numbers.inserted_window_dims)
-    is_whole = all(updates[k] == size for k, size in zip(numbers.update_window_dims, kept, strict=False))
-    is_sum = _updating(eqn) is operator.add and is_whole and len(numbers.inserted_window_dims) == 1
-    return prod(ids[:-1]) == 1 and not numbers.operand_batching_dims and not is_sum
-
-
-def _updating(eqn: Any) -> Evaluate:
-    """Return what a scatter does with old and new elements."""
-    from jax import lax
-
-    name = eqn.primitive.name.replace("_", "-")
-    return WHOLE_UPDATES.get(name) or getattr(lax, name.removeprefix("scatter-"))
-
-
-def _updated_part(eqn: Any, operands: Sequence[Any]) -> Any:
-    """Update the part of the array at the index, if the array has it."""
-    from jax import lax
-    from jax import numpy as jnp
-
-    (x, ids, updates), numbers = operands, eqn.params["dimension_numbers"]
-    window = iter(numbers.update_window_dims)
-    sizes = [1 if k in numbers.inserted_window_dims else updates.shape[next(window)] for k in range(x.ndim)]
-    starts, given = [jnp.zeros((), ids.dtype)] * x.ndim, ids.reshape(-1)
-    for i, k in enumerate(numbers.scatter_dims_to_operand_dims):
-        starts[k] = given[i]
-    found = lax.dynamic_update_slice(x, updates.reshape(sizes), starts)
-    if eqn.primitive.name != "scatter":
-        none, all_of = jnp.zeros(x.shape, jnp.int32), jnp.ones(sizes, jnp.int32)
-        is_part = lax.dynamic_update_slice(none, all_of, starts) > 0
-        found = jnp.where(is_part, _updating(eqn)(x, found), x)
-    if "FILL_OR_DROP" not in str(eqn.params["mode"]):
-        return found
-    ends = [(starts[k], x.shape[k] - sizes[k]) for k in numbers.scatter_dims_to_operand_dims]
-    return jnp.where(jnp.stack([(start >= 0) & (start <= end) for start, end in ends]).all(), found, x)
 
 
 def runs_never(eqn: Any) -> bool:
@@ -209,10 +165,16 @@ def _reduced(eqn: Any, operands: Sequence[Any]) -> Any:
 
 def _updated_whole(eqn: Any, operands: Sequence[Any]) -> Any:
     """Read or update a whole array. All its axes are those of the updates, in order."""
-    x, _, *rest = operands
-    if not rest or 0 in rest[0].shape:
+    from jax import lax
+
+    name, (x, _, *rest) = eqn.primitive.name, operands
+    if name == "gather":
         return x
-    return _updating(eqn)(x, *rest)
+    (updates,) = rest
+    if 0 in updates.shape:
+        return x
+    update = WHOLE_UPDATES.get(name) or getattr(lax, name.removeprefix("scatter-"))
+    return update(x, updates)
 
 
 def _by_jax(eqn: Any, operands: Sequence[Any]) -> Any:

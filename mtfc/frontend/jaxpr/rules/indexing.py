@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import prod
 from typing import Any
@@ -280,27 +280,133 @@ def _link_dynamic_update(linker: Linker, step: AppliedPrimitive) -> None:
 
 
 def _emit_dynamic_update(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
-    """Choose the update inside of its range along each axis, and the array outside."""
+    x, sizes = step.operands[0], step.operands[1].shape
+    starts = {j: _start(emitter, step, 2 + j, x.shape[j] - sizes[j]) for j in _moved(step, sizes)}
+    update, inside = _placed(emitter, step, emitter.operand(step, 1), [*step.axes(1)], sizes, starts)
+    value = emitter.operand(step, 0)
+    return (update if inside is None else emitter.elementwise("where", inside, update, value),)
+
+
+def _placed(
+    emitter: JaxprEmitter,
+    step: AppliedPrimitive,
+    update: Value,
+    axes: list[Axis],
+    sizes: Sequence[int],
+    starts: Mapping[int, Value],
+) -> tuple[Value, Value | None]:
+    """Return an update at its places in the first operand, and the truth value of these places; None for all places.
+
+    axes, sizes: the update's axis and size along each axis of the operand. starts: of axes along which the update is smaller.
+    """
     build, x = emitter.build, step.operands[0]
-    value, update, axes = emitter.operand(step, 0), emitter.operand(step, 1), list(step.axes(1))
     inside: Value | None = None
-    for j in _moved(step, step.operands[1].shape):
-        length = step.operands[1].shape[j]
+    for j, start in starts.items():
         dim = emitter.single(x.axes[j])
-        start = _start(emitter, step, 2 + j, x.shape[j] - length)
         place = build("sub", build("range", dim=dim), start)
         here = build(
             "and",
             build("ge", place, build.constant(0, "i32")),
-            build("lt", place, build.constant(length, "i32")),
+            build("lt", place, build.constant(sizes[j], "i32")),
         )
         here = emitter.parted(here, dim, x.axes[j])
         inside = here if inside is None else emitter.elementwise("and", inside, here)
-        if length > 1 and emitter.has(update, axes[j]):
+        if sizes[j] > 1 and emitter.has(update, axes[j]):
             update, part = emitter.merged(update, tuple(axes), j)
             update = emitter.parted(build("gather", update, place, dim=part), dim, x.axes[j])
         axes[j] = x.axes[j]
-    return (update if inside is None else emitter.elementwise("where", inside, update, value),)
+    return update, inside
+
+
+# Scatters of one part
+
+UPDATING = {"scatter": "", "scatter-add": "add", "scatter-sub": "sub", "scatter-mul": "mul", "scatter-min": "minimum",
+            "scatter-max": "maximum"}  # fmt: skip
+"""Scatter -> the op of old and new elements; none for elements that are set."""
+
+
+def _op(step: AppliedPrimitive) -> str | None:
+    return UPDATING.get(step.primitive.replace("_", "-"))
+
+
+def _is_one_part(step: AppliedPrimitive) -> bool:
+    """Accept a single index, which points at a part of the table."""
+    table, ids = step.operands[:2]
+    dtypes = NUMBERS if _op(step) else NUMBERS | BOOL
+    is_single = prod(ids.shape[:-1]) == 1 and not index_numbers(step).batch
+    return _op(step) is not None and is_single and ids.dtype in INDICES and table.dtype in dtypes
+
+
+def _part_places(step: AppliedPrimitive) -> dict[int, int]:
+    """Return the axes of the table that updates have, with the updates' axes."""
+    numbers = index_numbers(step)
+    return dict(zip(numbers.window(step.operands[0]), numbers.windows, strict=True))
+
+
+def _link_part(linker: Linker, step: AppliedPrimitive) -> None:
+    table, ids, updates = step.operands
+    used = [f for each in table.axes for f in each]
+    wanted: list[Axis | None] = [None] * len(updates.shape)
+    for k, place in _part_places(step).items():
+        wanted[place] = table.axes[k] if updates.shape[place] == table.shape[k] else None
+    linker.fit(step, 1, [None] * len(ids.shape), used)
+    linker.fit(step, 2, wanted, used)
+    linker.give(step.results[0], table.axes)
+
+
+def _emit_part(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
+    """Choose new elements at the places of the part; a part that is not inside of the table is dropped, or moved inside."""
+    build, (table, ids, updates) = emitter.build, step.operands
+    places, axes = _part_places(step), [*table.axes]
+    sizes = [updates.shape[places[k]] if k in places else 1 for k in range(len(table.shape))]
+    for k, place in places.items():
+        axes[k] = step.axes(2)[place]
+    given = emitter.operand(step, 1)
+    if ids.shape[-1] > 1:
+        given, numbered = emitter.merged(given, step.axes(1), len(ids.shape) - 1)
+    starts, inside = dict[int, Value](), list[Value]()
+    for i, k in enumerate(index_numbers(step).axes):
+        last = table.shape[k] - sizes[k]
+        one = given if ids.shape[-1] == 1 else build("gather", given, build.constant(i, "i32"), dim=numbered)
+        if _mode(step) == "fill_or_drop":
+            limits = build.like(0, one), build.like(last, one)
+            inside += [build("ge", one, limits[0]), build("le", one, limits[1])]
+        if last:
+            starts[k] = build.cast(_clamped(emitter, one, last), "i32")
+    value = emitter.operand(step, 0)
+    new, here = _placed(emitter, step, emitter.operand(step, 2), axes, sizes, starts)
+    for each in inside:
+        here = each if here is None else emitter.elementwise("and", here, each)
+    if op := _op(step):
+        new = emitter.elementwise(op, value, new)
+    return (new if here is None else emitter.elementwise("where", here, new, value),)
+
+
+Visits = tuple[
+    Callable[[Linker, AppliedPrimitive], None], Callable[[JaxprEmitter, AppliedPrimitive], Sequence[Value]]
+]
+
+
+def _scatter_rule(step: AppliedPrimitive) -> Visits | None:
+    """Return what links and what emits a scatter; None for those that become calls."""
+    if _op(step) == "add" and _is_plain_scatter(step):
+        return _link_scatter, _emit_scatter
+    if _is_one_part(step):
+        return _link_part, _emit_part
+    return (_link_scatter, _emit_set) if _op(step) == "" and _is_small_set(step) else None
+
+
+def _known(step: AppliedPrimitive) -> Visits:
+    found = _scatter_rule(step)
+    assert found is not None, "the rule accepts the step"
+    return found
+
+
+SCATTER = PrimitiveRule(
+    lambda linker, step: _known(step)[0](linker, step),
+    lambda emitter, step: _known(step)[1](emitter, step),
+    lambda step: _scatter_rule(step) is not None,
+)
 
 
 # top_k
@@ -461,10 +567,8 @@ def _applied(
 
 
 RULES: dict[str, PrimitiveRule] = {
+    **{name: SCATTER for each in UPDATING for name in (each, each.replace("-", "_"))},
     "gather": PrimitiveRule(_link_gather, _emit_gather, _is_lookup),
-    "scatter-add": PrimitiveRule(_link_scatter, _emit_scatter, _is_plain_scatter),
-    "scatter_add": PrimitiveRule(_link_scatter, _emit_scatter, _is_plain_scatter),
-    "scatter": PrimitiveRule(_link_scatter, _emit_set, _is_small_set),
     "dynamic_slice": PrimitiveRule(
         _link_dynamic_slice, _emit_dynamic_slice, lambda step: step.operands[0].dtype in NUMBERS
     ),
