@@ -217,6 +217,18 @@ def flip_shards(x, axes):
     return np.moveaxis(placed.reshape(moved.shape), range(len(found)), found)
 
 
+def interleave_shards(x, axes, among, back):
+    """Deal the parts along array axis `among` out to the processors along `axes` in turn, or collect them again."""
+    found = numbers(axes)
+    moved = np.moveaxis(x, found, range(len(found)))
+    placed = interleave(moved.reshape(-1, *moved.shape[len(found) :]), 0, among, back)
+    places, parts = len(placed), x.shape[among]
+    for turn in range(parts):
+        if turn % places or parts % places > 1:  # else each processor keeps its part
+            sent("permute", x.take([0], among))
+    return np.moveaxis(placed.reshape(moved.shape), range(len(found)), found)
+
+
 def local_slice(x, axes, dim):
     """Keep each processor's part of an array that it has whole. Sends nothing."""
     return scatter(x, axes, dim)
@@ -234,6 +246,16 @@ def pad(x, axis, before, after, step, value):
     padded = np.full((size, *x.shape[1:]), value, x.dtype)
     padded[before : size - after : step] = x
     return np.moveaxis(padded, 0, axis)
+
+
+def interleave(x, axis, among, back):
+    """Number the elements along `axis` and `among` row by row, and deal them out along `axis`; or collect them again."""
+    parts = np.moveaxis(x, (axis, among), (0, 1))
+    if back:
+        parts = np.moveaxis(parts, 0, 1).reshape(parts.shape)
+    else:
+        parts = np.moveaxis(parts.reshape(parts.shape[1], parts.shape[0], *parts.shape[2:]), 0, 1)
+    return np.moveaxis(parts, (0, 1), (axis, among))
 
 
 def shift(x, axis, by, wrap):

@@ -18,7 +18,7 @@ loops: S - 1 ticks of the forward pass, M ticks of both, and S - 1 ticks of the 
 pass reads of fewer than 2 S micro-batches. If something between the loops needs all micro-batches, each loop is a pipeline of
 its own.
 
-With C chunks, layers are cut into [chunks, stages, inner], and a micro-batch goes around the ring of stages C times. A round
+With C chunks, layers are dealt out to the stages in turn, and a micro-batch goes around the ring of stages C times. A round
 has S micro-batches. A stage computes its first chunk for all micro-batches of a round, then its second chunk, and so on; then
 comes the next round. There are M * C + S - 1 ticks, each with a C-th of the work.
 

@@ -161,8 +161,7 @@ class PipelinedLoop:
         cut = dims.cut(scope.top, operand, is_stacked)
         if is_stacked and not has_batch and dims.rounds is not None:
             rest = [dim for dim in cut.type.dims if dim not in dims.layers_cut]
-            ordered = scope.top.ordered(cut, (dims.stages, dims.rounds.chunks, dims.inner, *rest))
-            cut = scope.top("reshape", ordered, dims=(dims.stages, dims.rounds.held, *rest))
+            cut = scope.top("reshape", cut, dims=(dims.stages, dims.rounds.held, *rest))
         value = scope.of_top(cut)
         if is_stacked and has_batch and dims.rounds is not None:
             value = build("gather", value, tick.chunk_of_stage, dim=dims.rounds.chunks)

@@ -1,8 +1,7 @@
 """The collectives: one record each, with its type rule, its edges of the reshard planner's graph, its costs and its text.
 
-`reshard` says which placement is wanted, by the type of its result. Each other collective but two is one way to get there (paper,
-section 6), and leaves the global tensor as it is. `shift_shards` and `flip_shards` are a `shift` and a `flip` between processors.
-The attribute `axes` has the mesh axes that are communicated over, most major first.
+`reshard` says which placement is wanted, by the type of its result. Each other collective is one way to get there (paper,
+section 6), and leaves the global tensor as it is, but for those in `BETWEEN_PROCESSORS`. The attribute `axes` has the mesh axes that are communicated over, most major first.
 
 The functions of a collective stand together: its type rule, its edges and its texts, then its record.
 """
@@ -21,8 +20,8 @@ from mtfc.compiler.ir.collective_def import (
     Sending,
 )
 from mtfc.compiler.ir.core import Equation
-from mtfc.compiler.ir.opdef import Attrs, Code, OpDef, OpError
-from mtfc.compiler.ir.ops.positions import flipped_array, shifted_array
+from mtfc.compiler.ir.opdef import Attrs, Code, OpDef, OpError, Trait
+from mtfc.compiler.ir.ops.positions import AMONG, BACK, DIM_MOVED, flipped_array, interleaved_array, shifted_array
 from mtfc.compiler.ir.ops.structure import need
 from mtfc.compiler.ir.sharding_rules import PlacementError
 from mtfc.compiler.ir.types import FLOATS, Axes, Dim, Mesh, TensorType
@@ -363,7 +362,7 @@ ALL_TO_ALL = CollectiveDef(
 )
 
 
-# permute, shift_shards and flip_shards
+# permute, shift_shards, flip_shards and interleave_shards
 
 
 def _place_permute(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorType, ...]:
@@ -445,6 +444,46 @@ FLIP_SHARDS = CollectiveDef(
 )
 
 
+def _place_interleave_shards(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorType, ...]:
+    among = AMONG.of(eqn.attrs).name
+    _require(not eqn.operands[0].type.axes_of(among), eqn, f"{among} is split")
+    return _place_shift_shards(opdef, eqn, mesh)
+
+
+def _interleave_messages(eqn: Equation) -> tuple[int, int]:
+    """Return the turns in which processors send. They keep their parts in every places-th turn if parts % places is 0 or 1."""
+    parts, places = AMONG.of(eqn.attrs).size, DIM_MOVED.of(eqn.attrs).size
+    return parts - (-(-parts // places) if parts % places < 2 else 0), parts
+
+
+def _interleave_shards_text(code: Code) -> str:
+    among, back = code.axis(0, AMONG.of(code.eqn.attrs).name), BACK.of(code.eqn.attrs)
+    return f"interleave_shards({code.args[0]}, {_axes_text(axes_of(code.eqn))}, {among}, back={back})"
+
+
+INTERLEAVE_SHARDS = CollectiveDef(
+    name="interleave_shards",
+    doc="Deals elements out in turn to processors, or back: each sends one of its elements at a time.",
+    place=_place_interleave_shards,
+    sending=PERMUTE.sending,
+    messages=_interleave_messages,
+    edges=None,
+    joins="dim",
+    attributes=(Attribute("dim", DIM), AMONG, OVER_AXES, BACK),
+    evaluate=interleaved_array,
+    numpy=_interleave_shards_text,
+    jax=_interleave_shards_text,
+)
+
+
+BETWEEN_PROCESSORS: Mapping[Trait, CollectiveDef] = {
+    "shift": SHIFT_SHARDS,
+    "flip": FLIP_SHARDS,
+    "interleave": INTERLEAVE_SHARDS,
+}
+"""Trait of an op that moves the elements of a dimension -> the collective that does so between processors."""
+
+
 # local_slice
 
 
@@ -518,6 +557,7 @@ COLLECTIVES = (
     PERMUTE,
     SHIFT_SHARDS,
     FLIP_SHARDS,
+    INTERLEAVE_SHARDS,
     LOCAL_SLICE,
     UNREDUCE,
 )
