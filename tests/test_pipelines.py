@@ -236,7 +236,9 @@ def test_interleaved_layers_keep_their_shape_and_are_sent_once() -> None:
         assert stored[name].splits == (("stages",), ())
     assert not any(stored["shared"].splits)
     sent = [each for each in communication(with_chunks(LOGARITHMS), "step") if each[1] == ("stages",)]
-    assert [each for each in sent if each[0] == "permute" and each[2] > 2] == [("permute", ("stages",), 2 * 4)] * 2
+    assert [each for each in sent if each[0] == "permute" and each[2] > 2] == [
+        ("permute", ("stages",), 2 * 4)
+    ] * 2
     assert {each[0] for each in sent} == {"permute", "reduce_scatter", "all_reduce"}
 
 

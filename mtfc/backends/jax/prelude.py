@@ -76,12 +76,10 @@ def interleave_shards(x, axes, among, back):
 
 def interleave(x, axis, among, back):
     """Number the elements along `axis` and `among` row by row, and deal them out along `axis`; or collect them again."""
-    parts = jnp.moveaxis(x, (axis, among), (0, 1))
-    if back:
-        parts = jnp.moveaxis(parts, 0, 1).reshape(parts.shape)
-    else:
-        parts = jnp.moveaxis(parts.reshape(parts.shape[1], parts.shape[0], *parts.shape[2:]), 0, 1)
-    return jnp.moveaxis(parts, (0, 1), (axis, among))
+    ends = (among, axis) if back else (axis, among)
+    parts = jnp.moveaxis(x, ends, (0, 1))
+    dealt = parts.reshape(parts.shape[1], parts.shape[0], *parts.shape[2:])
+    return jnp.moveaxis(dealt, (1, 0), ends)
 
 
 def pmax(x, axes):

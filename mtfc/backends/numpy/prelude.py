@@ -250,12 +250,10 @@ def pad(x, axis, before, after, step, value):
 
 def interleave(x, axis, among, back):
     """Number the elements along `axis` and `among` row by row, and deal them out along `axis`; or collect them again."""
-    parts = np.moveaxis(x, (axis, among), (0, 1))
-    if back:
-        parts = np.moveaxis(parts, 0, 1).reshape(parts.shape)
-    else:
-        parts = np.moveaxis(parts.reshape(parts.shape[1], parts.shape[0], *parts.shape[2:]), 0, 1)
-    return np.moveaxis(parts, (0, 1), (axis, among))
+    ends = (among, axis) if back else (axis, among)
+    parts = np.moveaxis(x, ends, (0, 1))
+    dealt = parts.reshape(parts.shape[1], parts.shape[0], *parts.shape[2:])
+    return np.moveaxis(dealt, (1, 0), ends)
 
 
 def shift(x, axis, by, wrap):

@@ -87,7 +87,9 @@ class StageDims:
         flat = self.cut_in_place(x.type.dims, is_stacked)
         front = [dim for dim in (*self.layers_cut, self.micro) if dim in flat]
         cut = build("reshape", x, dims=flat) if flat != x.type.dims else x
-        return build.ordered(self._dealt(build, cut, is_stacked), [*front, *(dim for dim in flat if dim not in front)])
+        return build.ordered(
+            self._dealt(build, cut, is_stacked), [*front, *(dim for dim in flat if dim not in front)]
+        )
 
     def _dealt(self, build: Builder, x: Value, is_stacked: bool, back: bool = False) -> Value:
         if self.rounds is None or not is_stacked:
@@ -96,7 +98,9 @@ class StageDims:
 
     def joined(self, build: Builder, x: Value, dims: tuple[Dim, ...], is_stacked: bool = False) -> Value:
         """Undo `cut`: return `x` with dimensions `dims`."""
-        found = self._dealt(build, build.ordered(x, self.cut_in_place(dims, is_stacked)), is_stacked, back=True)
+        found = self._dealt(
+            build, build.ordered(x, self.cut_in_place(dims, is_stacked)), is_stacked, back=True
+        )
         return build("reshape", found, dims=dims)
 
     @property

@@ -1,7 +1,8 @@
 """The collectives: one record each, with its type rule, its edges of the reshard planner's graph, its costs and its text.
 
 `reshard` says which placement is wanted, by the type of its result. Each other collective is one way to get there (paper,
-section 6), and leaves the global tensor as it is, but for those in `BETWEEN_PROCESSORS`. The attribute `axes` has the mesh axes that are communicated over, most major first.
+section 6), and leaves the global tensor as it is, but for those in `BETWEEN_PROCESSORS`. The attribute `axes` has the mesh axes
+that are communicated over, most major first.
 
 The functions of a collective stand together: its type rule, its edges and its texts, then its record.
 """
@@ -21,7 +22,14 @@ from mtfc.compiler.ir.collective_def import (
 )
 from mtfc.compiler.ir.core import Equation
 from mtfc.compiler.ir.opdef import Attrs, Code, OpDef, OpError, Trait
-from mtfc.compiler.ir.ops.positions import AMONG, BACK, DIM_MOVED, flipped_array, interleaved_array, shifted_array
+from mtfc.compiler.ir.ops.positions import (
+    AMONG,
+    BACK,
+    DIM_MOVED,
+    flipped_array,
+    interleaved_array,
+    shifted_array,
+)
 from mtfc.compiler.ir.ops.structure import need
 from mtfc.compiler.ir.sharding_rules import PlacementError
 from mtfc.compiler.ir.types import FLOATS, Axes, Dim, Mesh, TensorType

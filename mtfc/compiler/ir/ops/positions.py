@@ -265,13 +265,10 @@ def interleaved_array(shard: Shard, x: Any) -> Any:
     """Number the elements of [dim, among] row by row, and deal them out along `dim`; or collect them again."""
     names, given = shard.eqn.operands[0].type.names, shard.eqn.attrs
     axes = [names.index(dim.name) for dim in (DIM_MOVED.of(given), AMONG.of(given))]
-    parts = shard.np.moveaxis(x, axes, (0, 1))
-    turns = (parts.shape[1], parts.shape[0], *parts.shape[2:])
-    if BACK.of(given):
-        parts = shard.np.moveaxis(parts, 0, 1).reshape(parts.shape)
-    else:
-        parts = shard.np.moveaxis(parts.reshape(turns), 0, 1)
-    return shard.np.moveaxis(parts, (0, 1), axes)
+    ends = axes[:: -1 if BACK.of(given) else 1]
+    parts = shard.np.moveaxis(x, ends, (0, 1))
+    dealt = parts.reshape(parts.shape[1], parts.shape[0], *parts.shape[2:])
+    return shard.np.moveaxis(dealt, (1, 0), ends)
 
 
 def _interleave_text(code: Code) -> str:

@@ -3,11 +3,11 @@
 The layout rules also place intermediate values, whose placement does not matter to the user. Between two renames, for example,
 the rules may leave a tensor whole on every processor. That takes an all-gather and then a slice; one all-to-all would do.
 
-Equations are visited from last to first, so that a chain follows its end. A reshape or an interleave whose operand changes is visited
-again, as it may now follow the operand. Three kinds of equations keep the layout of the rules:
-equations that reduce a dimension, equations that may add pending sums, which `place-reductions` completes together, and casts of
-pending sums that are to be completed in the wider dtype. A loop's yielded output takes the placement that all uses of the stack
-need, if that is smaller. So a gradient is scattered layer by layer. An output that replaces an argument is a use, too.
+Equations are visited from last to first, so that a chain follows its end. A reshape or interleave whose operand changes is
+visited again, as it may now follow the operand. Three kinds of equations keep the layout of the rules: equations that reduce a
+dimension, equations that may add pending sums, which `place-reductions` completes together, and casts of pending sums that are to
+be completed in the wider dtype. A loop's yielded output takes the placement that all uses of the stack need, if that is smaller.
+So a gradient is scattered layer by layer. An output that replaces an argument is a use, too.
 
 Input:   %r: f32[c, b] = rename %x (a -> c) layout {}; %s: f32[c, d] = rename %r (b -> d) layout {d: all}       x is [a{all}, b]
 Output:  %r: f32[c, b] = rename %x (a -> c) layout {b: all}; %s: f32[c, d] = rename %r (b -> d) layout {d: all}
@@ -110,7 +110,7 @@ class LayoutPropagator:
         return attrs.evolve(function, body=tuple(self.changed.get(eqn, eqn) for eqn in function.body))
 
     def _visit(self, eqn: Equation, uses: Mapping[Value, list[Use]]) -> None:
-        """Let an equation follow its uses or its operand, and if it does let equations follow it that move the result's elements."""
+        """Let an equation follow its uses or its operand, and if it does let reshapes and interleaves follow it."""
         if not self._moves(eqn) or eqn.result not in uses or not self._follow(eqn, uses[eqn.result]):
             return
         for use in uses[eqn.result]:
