@@ -437,6 +437,6 @@ train m {
 
 
 def test_tables_are_read_and_written_where_indices_point() -> None:
-    """The gradient of `w` is changed in place, one row in each iteration. Where `batch` is split, each device reads one slice of `v`."""
+    """The gradient of `w` is changed in place, one row in each iteration. Where `batch` is split, each device reads one slice."""
     slow = attrs.evolve(SLOW_CORES.device, bandwidth=Rate.constant(1e6), ops={})
     _check(TABLES, attrs.evolve(SLOW_CORES, device=slow), storage=True)

@@ -110,8 +110,9 @@ class ReshardInserter:
         value = self.origins.get(value, value)
         versions = self.versions[value]
         origin = min(versions, key=lambda version: plan(version.value.type, needed, self.mesh)[0])
-        sent = plan(origin.value.type, needed, self.mesh)[0]
-        eqn = (self._recomputed(value, needed) if sent else None) or self._reshard(origin, needed, user)
+        is_made = value in self.makers and not self.makers[value].operands
+        is_again = is_made or plan(origin.value.type, needed, self.mesh)[0]
+        eqn = (self._recomputed(value, needed) if is_again else None) or self._reshard(origin, needed, user)
         versions.append(PlacedVersion(eqn.result, eqn))
         return eqn.result
 
