@@ -40,11 +40,12 @@ import attrs
 
 from mtfc.compiler.analysis.buffer_kinds import readers_and_outputs
 from mtfc.compiler.ir.builder import Builder, wide_type
-from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Program, Value, walk
+from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Value, walk
 from mtfc.compiler.ir.loops import carried, dim_of, map_regions, pairs, region_of
 from mtfc.compiler.ir.micro_batch_rule import MixedMicroBatches, loop_sums, results_that_are_sums, takes_batch
 from mtfc.compiler.ir.ops import has_trait
-from mtfc.compiler.ir.rewrite import Substitution, fresh_copy, names_of
+from mtfc.compiler.ir.resizing import Renumbering
+from mtfc.compiler.ir.rewrite import Substitution, names_of
 from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, Pipeline, TensorType
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.loop_scope import LoopScope
@@ -198,27 +199,9 @@ class LoopPipeliner:
         parts = _parted(items[start + 1 : end], forward, backward, batch, self.takes)
         if parts is None:
             return items
-        early, middle, sums, late = parts
-        early, pulled = _pulled([*items[:start], *early], middle, batch, read, self.takes)
-        trip = self._round_trip(forward, backward, (*pulled, *middle), sums, pipeline, read)
-        return [*early, trip, *late, *items[end + 1 :]]
-
-    def _backward_loops(self, items: Iterable[Item], eqn: Equation, pipeline: Pipeline) -> Iterator[Equation]:
-        for item in items:
-            if isinstance(item, Equation) and self._pipeline(item) == pipeline:
-                is_reversed = item.attrs["reverse"] != eqn.attrs["reverse"]
-                if is_reversed and not {*eqn.results}.isdisjoint(item.operands):
-                    yield item
-
-    def _round_trip(
-        self,
-        forward: Equation,
-        backward: Equation,
-        middle: tuple[Equation, ...],
-        sums: set[Value],
-        pipeline: Pipeline,
-        read: Readers,
-    ) -> RoundTrip:
+        early, rest, sums, late = parts
+        early, pulled = _pulled([*items[:start], *early], rest, batch, read, self.takes)
+        middle = (*pulled, *rest)
         inside = {id(eqn) for eqn in (*middle, backward)}
 
         def wanted(values: Iterable[Value]) -> tuple[Value, ...]:
@@ -229,9 +212,16 @@ class LoopPipeliner:
         kept = {value for value in forward.results if value in backward.operands}
         there = attrs.evolve(there, kept=kept, slots=there.dims.in_flight(self.new))
         of_middle = wanted(value for eqn in middle for value in eqn.results)
-        entered = _carries_of_batch(forward, there.dims.batch)
-        spread = self._spread_middle(middle, entered, there.dims)
-        return RoundTrip(there, back, middle, sums, of_middle, pipeline.ticks, spread)
+        spread = self._spread_middle(middle, _carries_of_batch(forward, batch), there.dims)
+        trip = RoundTrip(there, back, middle, sums, of_middle, pipeline.ticks, spread)
+        return [*early, trip, *late, *items[end + 1 :]]
+
+    def _backward_loops(self, items: Iterable[Item], eqn: Equation, pipeline: Pipeline) -> Iterator[Equation]:
+        for item in items:
+            if isinstance(item, Equation) and self._pipeline(item) == pipeline:
+                is_reversed = item.attrs["reverse"] != eqn.attrs["reverse"]
+                if is_reversed and not {*eqn.results}.isdisjoint(item.operands):
+                    yield item
 
     def _spread_middle(
         self, middle: tuple[Equation, ...], entered: set[Value], dims: StageDims
@@ -349,14 +339,16 @@ class RoundTrip:
     new: Substitution = attrs.field(factory=Substitution)
 
     @property
+    def _all(self) -> tuple[Equation, ...]:
+        return (self.forward.eqn, *self.middle, self.backward.eqn)
+
+    @property
     def results(self) -> Iterator[Value]:
-        yield from (*self.forward.eqn.results, *self.backward.eqn.results)
-        yield from (value for eqn in self.middle for value in eqn.results)
+        return (value for eqn in self._all for value in eqn.results)
 
     @property
     def operands(self) -> Iterator[Value]:
-        yield from (*self.forward.eqn.operands, *self.backward.eqn.operands)
-        yield from (value for eqn in self.middle for value in eqn.operands)
+        return (value for eqn in self._all for value in eqn.operands)
 
     def equations(self, build: Builder, new: Substitution) -> dict[Value, Value]:
         """Append the loops, and return the results that are read afterwards."""
@@ -464,29 +456,11 @@ class RoundTrip:
         arguments = tuple(Argument(v, "invariant") for v in given)
         outputs = tuple(Output(v.name, v) for v in made)
         old = Function("middle", arguments, self.middle, outputs)
-        new = fresh_copy(
-            old, lambda v: self._shared_type(v.type), lambda eqn: self._shared_attributes(eqn.attrs)
-        )
+        source, target = self.spread or (None, None)
+        new = Renumbering(lambda dim: target if target and dim == source else dim).function(old)
         pairs = [(a.value, b.value) for a, b in zip(new.arguments, old.arguments, strict=True)]
         pairs += [(a.value, b.value) for a, b in zip(new.outputs, old.outputs, strict=True)]
         return new, dict(pairs)
-
-    def _shared_type(self, type: TensorType) -> TensorType:
-        (dim, part) = self.spread or (None, None)
-        dims = tuple(part if part and each == dim else each for each in type.dims)
-        return TensorType(type.dtype, dims)
-
-    def _shared_attributes(self, attributes: Mapping[str, Attr]) -> Mapping[str, Attr]:
-        if self.spread is None:
-            return attributes
-        dim, part = self.spread
-
-        def changed(value: Attr) -> Attr:
-            if isinstance(value, tuple):
-                return tuple(map(changed, value))  # type: ignore[return-value]
-            return part if value == dim else value
-
-        return {key: changed(value) for key, value in attributes.items()}
 
     def _as_shared(self, build: Builder, x: Value, back: bool = False) -> Value:
         """Return a value with the dimension along which stages share the middle, or without it again."""
