@@ -373,23 +373,21 @@ class RoundTrip:
         back, scope.build.stage = scope.build.stage, self.forward.eqn.stage
         scope.loop(dim(f"{self.ticks}.forward", delay), 0, self._forward)
         scope.build.stage = back
-        if rounds is None:
-            both, end = dim(self.ticks, dims.micro.size), delay + dims.micro.size
-        else:
-            both, more = rounds.turns, rounds.rounds.size - 1
-            end = delay + more * (delay + 1) + both.size
-            if more:
-                others = dim(f"{self.ticks}.others", delay + 1 - both.size)
+        both, more = (
+            (rounds.turns, rounds.rounds.size - 1) if rounds else (dim(self.ticks, dims.micro.size), 0)
+        )
+        end = delay + more * (delay + 1) + both.size
+        if more:
+            others = dim(f"{self.ticks}.others", delay + 1 - both.size)
 
-                def one_round(inner: LoopScope, number: Value) -> None:
-                    b = inner.build
-                    start = b("sub", number, b.constant(delay, "i32"))
-                    start = b("mul", start, b.constant(delay + 1, "i32"))
-                    start = b("add", start, b.constant(delay, "i32"))
-                    inner.loop(both, start, self._both)
-                    inner.loop(others, b("add", start, b.constant(both.size, "i32")), self._without_middle)
+            def one_round(inner: LoopScope, number: Value) -> None:
+                b = inner.build
+                start = b("mul", number, b.constant(delay + 1, "i32"))
+                start = b("add", start, b.constant(delay, "i32"))
+                inner.loop(both, start, self._both)
+                inner.loop(others, b("add", start, b.constant(both.size, "i32")), self._without_middle)
 
-                scope.loop(dim(f"{self.ticks}.rounds", more), delay, one_round)
+            scope.loop(dim(f"{self.ticks}.rounds", more), 0, one_round)
         scope.loop(both, end - both.size, self._both)
         scope.loop(dim(f"{self.ticks}.backward", delay), end, self._backward)
 

@@ -132,7 +132,7 @@ class StageDims:
         first = b("eq", order, zero, name="first")
         last = b("eq", order, b.constant(self.stages.size - 1, "i32"), name="last")
         leaving = b("sub", number, b.constant(self.last, "i32"), name="leaving")
-        tick = Tick(number, step, step, active, first, last, number, leaving)
+        tick = Tick(number, step, step, active, first, last, number, leaving, zero)
         return tick if self.rounds is None else self._in_rounds(scope, tick, self.rounds, reverse)
 
     def _in_rounds(self, scope: LoopScope, tick: Tick, rounds: Rounds, reverse: bool) -> Tick:
@@ -240,14 +240,8 @@ class Tick:
     last: Value
     entering: Value
     leaving: Value
-    chunk: Value | None = None
-
+    chunk: Value
     first_layer: Value | None = None
-
-    @property
-    def chunk_of_stage(self) -> Value:
-        assert self.chunk is not None, "stages have several chunks"
-        return self.chunk
 
 
 @attrs.frozen

@@ -164,7 +164,7 @@ class PipelinedLoop:
             cut = scope.top("reshape", cut, dims=(dims.stages, dims.rounds.held, *rest))
         value = scope.of_top(cut)
         if is_stacked and has_batch and dims.rounds is not None:
-            value = build("gather", value, tick.chunk_of_stage, dim=dims.rounds.chunks)
+            value = build("gather", value, tick.chunk, dim=dims.rounds.chunks)
             value = with_stages(build, value, dims.stages)
         if has_batch:
             return with_stages(build, build("gather", value, tick.micro, dim=dims.micro), dims.stages)
@@ -248,7 +248,7 @@ class PipelinedLoop:
         if rounds is not None:
             both = TensorType("i32", (rounds.chunks, dims.stages))
             number = build.broadcast(build("range", dim=rounds.chunks), both)
-            counts = build("and", build("eq", number, tick.chunk_of_stage), counts)
+            counts = build("and", build("eq", number, tick.chunk), counts)
         scope.update(name, build("where", counts, build.broadcast(value, held.type), held))
 
     # After all ticks

@@ -18,8 +18,9 @@ from mtfc.compiler.ir.core import Equation, Function, Program, Value
 from mtfc.compiler.ir.loops import map_regions
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.collectives import BETWEEN_PROCESSORS
+from mtfc.compiler.ir.ops.positions import DIM_MOVED
 from mtfc.compiler.ir.rewrite import names_of
-from mtfc.compiler.ir.types import Dim, Mesh
+from mtfc.compiler.ir.types import Mesh
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.pass_base import Pass
 from mtfc.compiler.records import frozen
@@ -51,9 +52,7 @@ def _chain(eqn: Equation, mesh: Mesh, names: Names) -> list[Equation]:
 
 def _between_processors(eqn: Equation) -> Equation:
     """Return an equation that moves elements along a dimension, as a collective if the dimension is split."""
-    dim = eqn.attrs["dim"]
-    assert isinstance(dim, Dim)
-    axes = eqn.result.type.axes_of(dim.name)
+    axes = eqn.result.type.axes_of(DIM_MOVED.of(eqn.attrs).name)
     if not axes:
         return eqn
     collective = next(each for trait, each in BETWEEN_PROCESSORS.items() if has_trait(eqn, trait))
