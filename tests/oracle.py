@@ -204,6 +204,19 @@ def _pad(eqn: Equation, x: Array) -> Array:
     return jnp.full(_shape(eqn), eqn.attrs["value"], x.dtype).at[place].set(x)
 
 
+def _interleave(eqn: Equation, x: Array) -> Array:
+    """Element (i, j) of [dim, among] goes to the place of its number in [among, dim], or comes from there."""
+    axes = [_axis(eqn, eqn.attrs[name].name) for name in ("dim", "among")]
+    parts = jnp.moveaxis(x, axes, (0, 1))
+    places, number = parts.shape[:2]
+    result = jnp.zeros_like(parts)
+    for count in range(places * number):
+        far, near = (count % places, count // places), (count // number, count % number)
+        source, target = (far, near) if eqn.attrs["back"] else (near, far)
+        result = result.at[target].set(parts[source])
+    return jnp.moveaxis(result, (0, 1), axes)
+
+
 def _shift(eqn: Equation, x: Array) -> Array:
     """Element i of the result is element i - by of the operand."""
     dim, by = eqn.attrs["dim"], eqn.attrs["by"]
@@ -322,6 +335,7 @@ STRUCTURE: dict[str, Callable[..., Array]] = {
     "pad": _pad,
     "shift": _shift,
     "flip": lambda eqn, x: x[(slice(None),) * _axis(eqn, eqn.attrs["dim"].name) + (slice(None, None, -1),)],
+    "interleave": _interleave,
     "window": _window,
     "fold": _fold,
     "concat": lambda eqn, *xs: jnp.concatenate(xs, eqn.result.type.names.index(eqn.attrs["target"].name)),

@@ -131,6 +131,7 @@ TEMPLATES: dict[str, tuple[frozenset[str], Build]] = {
     "slice": (ALL, lambda b, x, y: b("slice", x, source=B, target=M, start=1, stride=3)),
     "pad": (ALL, lambda b, x, y: b("pad", x, source=B, target=LONG, before=2, stride=1, value=one(x))),
     "flip": (ALL, lambda b, x, y: b("flip", x, dim=B)),
+    "interleave": (ALL, lambda b, x, y: b("interleave", x, dim=B, among=A, back=False)),
     "after": (ALL, lambda b, x, y: b("after", x, y)),
     "shift": (ALL, lambda b, x, y: b("shift", x, dim=B, by=5, wrap=False)),
     "concat": (ALL, joined),

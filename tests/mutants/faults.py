@@ -90,6 +90,11 @@ def shifted(module: Any, kind: str, right: Any, x: Any, axes: Any, by: int, wrap
     return module.shift_shards(x, axes, by + 1, wrap)
 
 
+def other_way(module: Any, kind: str, right: Any, x: Any, axes: Any, among: int, back: bool) -> Any:
+    """Collect shards in place of dealing them out."""
+    return module.interleave_shards(x, axes, among, not back)
+
+
 def unchanged(module: Any, kind: str, right: Any, x: Any, *args: Any, **options: Any) -> Any:
     """Leave out `unreduce`: every processor adds the value to the sum."""
     return module.np.broadcast_to(x, module.np.broadcast_shapes(x.shape, right.shape))
@@ -127,6 +132,7 @@ TABLE: dict[str, dict[str, Fault]] = {
     "permute": {"dropped": dropped, "other group": other_group},
     "shift_shards": {"dropped": dropped, "shifted": shifted, "other group": other_group},
     "flip_shards": {"dropped": dropped, "other group": other_group},
+    "interleave_shards": {"dropped": dropped, "other way": other_way, "other group": other_group},
     "local_slice": {"other part": other_part},
     "unreduce": {"dropped": unchanged},
     "axis_index": {"other part": wrong_offset},

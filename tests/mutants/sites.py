@@ -30,6 +30,7 @@ COLLECTIVES = frozenset(
         "permute",
         "shift_shards",
         "flip_shards",
+        "interleave_shards",
         "local_slice",
         "unreduce",
     ]

@@ -11,7 +11,7 @@ from mtfc.compiler.ir.core import Argument, Function, Output, Value
 from mtfc.compiler.ir.types import Dim, Mesh, TensorType
 from mtfc.compiler.search.global_layouts.layout_space import space_of
 from tests.harness import load
-from tests.search.layout_bounds import SLOW_LINKS, TORUS, check_bounds
+from tests.search.layout_bounds import SLOW_CORES, SLOW_LINKS, TORUS, check_bounds
 
 
 def _check(text: str, hardware: Hardware, storage: bool, most: int | None = None) -> None:
@@ -410,3 +410,33 @@ def test_storage_of_the_state_leaves_out_axes_of_the_computation() -> None:
     rows[0, number["a"]], rows[0, number["optimizer.b"]] = 0, 1
     found, _ = space.extended(rows, number["a"], frozenset({number["b"], number["optimizer.b"]}), mesh)
     assert found[:, number["a"]].tolist() == [0]
+
+
+TABLES = """\
+dim batch = 4
+dim times = 4
+dim rows = 64
+dim io = 64
+mesh grid = [deep: 4]
+layout main on grid = { io: deep }
+model m(x: [batch, io], ids: i32[batch], step: i32[times]) {
+  param w: [rows, io] = normal()
+  param v: [batch, rows, io] = normal()
+  h = x
+  scan t = step along times {
+    h = 0.5 * h + gather(w, t, rows)
+  }
+  loss = sum(h * gather(v, ids, rows))
+  return loss
+}
+train m {
+  minimize loss
+  optimizer = sgd(learning_rate = 0.1)
+}
+"""
+
+
+def test_tables_are_read_and_written_where_indices_point() -> None:
+    """The gradient of `w` is changed in place, one row in each iteration. Where `batch` is split, each device reads one slice."""
+    slow = attrs.evolve(SLOW_CORES.device, bandwidth=Rate.constant(1e6), ops={})
+    _check(TABLES, attrs.evolve(SLOW_CORES, device=slow), storage=True)

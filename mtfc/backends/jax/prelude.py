@@ -53,6 +53,35 @@ def flip_shards(x, axes):
     return lax.ppermute(x, axes, list(zip(devices, reversed(devices), strict=True)))
 
 
+def interleave_shards(x, axes, among, back):
+    """Deal the parts along array axis `among` out to the devices along `axes` in turn, or collect them again.
+
+    Each device has one element of the other array axis. In each turn every device sends one part and receives one.
+    """
+    axes = (axes,) if isinstance(axes, str) else axes
+    devices, number, here = in_order(axes), x.shape[among], lax.axis_index(axes)
+    place, result = np.arange(len(devices)), jnp.zeros_like(x)
+    for turn in range(number):
+        part = (turn + place * math.gcd(number, len(devices)) // len(devices)) % number
+        chunk, target = np.divmod(place * number + part, len(devices))
+        order = np.argsort(target)
+        taken, put = (chunk[order], part) if back else (part, chunk[order])
+        pairs = [(devices[i], devices[k]) for i, k in enumerate(target)]
+        found = lax.dynamic_slice_in_dim(x, jnp.asarray(taken)[here], 1, among)
+        if any(target != place):
+            found = lax.ppermute(found, mesh_order(axes), [pair[:: -1 if back else 1] for pair in pairs])
+        result = lax.dynamic_update_slice_in_dim(result, found, jnp.asarray(put)[here], among)
+    return result
+
+
+def interleave(x, axis, among, back):
+    """Number the elements along `axis` and `among` row by row, and deal them out along `axis`; or collect them again."""
+    ends = (among, axis) if back else (axis, among)
+    parts = jnp.moveaxis(x, ends, (0, 1))
+    dealt = parts.reshape(parts.shape[1], parts.shape[0], *parts.shape[2:])
+    return jnp.moveaxis(dealt, (1, 0), ends)
+
+
 def pmax(x, axes):
     """Return the largest elements over the devices along `axes`; of each array if `x` is a tuple.
 

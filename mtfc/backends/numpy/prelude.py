@@ -202,19 +202,30 @@ def permute(x, before, after):
 def shift_shards(x, axes, by, wrap):
     """Hand every processor's part on by `by` places along `axes`; zeros come in, unless parts wrap around."""
     sent("permute", x)
-    found = numbers(axes)
-    moved = np.moveaxis(x, found, range(len(found)))
-    placed = shift(moved.reshape(-1, *moved.shape[len(found) :]), 0, by, wrap)
-    return np.moveaxis(placed.reshape(moved.shape), range(len(found)), found)
+    return moved(x, axes, lambda shards: shift(shards, 0, by, wrap))
 
 
 def flip_shards(x, axes):
     """Exchange the parts of the processors along `axes` in reverse order."""
     sent("permute", x)
+    return moved(x, axes, lambda shards: np.flip(shards, 0))
+
+
+def moved(x, axes, function):
+    """Apply a function to an array in which the processors along `axes` are the first axis."""
     found = numbers(axes)
-    moved = np.moveaxis(x, found, range(len(found)))
-    placed = np.flip(moved.reshape(-1, *moved.shape[len(found) :]), 0)
-    return np.moveaxis(placed.reshape(moved.shape), range(len(found)), found)
+    shards = np.moveaxis(x, found, range(len(found)))
+    placed = function(shards.reshape(-1, *shards.shape[len(found) :]))
+    return np.moveaxis(placed.reshape(shards.shape), range(len(found)), found)
+
+
+def interleave_shards(x, axes, among, back):
+    """Deal the parts along array axis `among` out to the processors along `axes` in turn, or collect them again."""
+    places, parts = math.prod(x.shape[axis] for axis in numbers(axes)), x.shape[among]
+    for turn in range(parts):
+        if turn % places or parts % places > 1:  # else each processor keeps its part
+            sent("permute", x.take([0], among))
+    return moved(x, axes, lambda shards: interleave(shards, 0, among, back))
 
 
 def local_slice(x, axes, dim):
@@ -234,6 +245,14 @@ def pad(x, axis, before, after, step, value):
     padded = np.full((size, *x.shape[1:]), value, x.dtype)
     padded[before : size - after : step] = x
     return np.moveaxis(padded, 0, axis)
+
+
+def interleave(x, axis, among, back):
+    """Number the elements along `axis` and `among` row by row, and deal them out along `axis`; or collect them again."""
+    ends = (among, axis) if back else (axis, among)
+    parts = np.moveaxis(x, ends, (0, 1))
+    dealt = parts.reshape(parts.shape[1], parts.shape[0], *parts.shape[2:])
+    return np.moveaxis(dealt, (1, 0), ends)
 
 
 def shift(x, axis, by, wrap):

@@ -5,6 +5,8 @@ The storage of each op (`opdef.Storage`) decides:
 - A reader of a view reads the value behind the view, but at most the bytes of the view.
 - An elementwise equation is fused with its readers. Its result is stored only if the function or a loop returns it, or if it has
   a reader that is neither elementwise nor a reduction.
+- A lookup with one index for each part of a table is a slice, which is fused with its readers, too. An op in place reads and
+  writes only the elements that its indices point at, and reads them only if it computes with them.
 - A dot and the `fold` that sums its windows are one kernel: the transpose of a convolution.
 
 On CPUs and GPUs dots are library kernels, which take whole arrays. XLA therefore copies each slice of a loop that a dot reads,
@@ -24,7 +26,8 @@ from mtfc.compiler.analysis.dot_operand_layout import is_dot
 from mtfc.compiler.cost.hardware import Device
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import dim_of, is_loop_body
-from mtfc.compiler.ir.ops import has_trait
+from mtfc.compiler.ir.opdef import no_flops
+from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.types import ITEM_BYTES, Mesh, TensorType
 
 
@@ -50,6 +53,7 @@ class FusionModel:
     def __init__(self, function: Function, mesh: Mesh, device: Device, whole: Function | None = None) -> None:
         self.mesh = mesh
         self.device = device
+        self.is_bound = whole is not None
         self.makers: dict[Value, Equation] = {v: eqn for eqn in function.body for v in eqn.results}
         self.returned = {output.value for output in function.outputs}
         self.readers = readers_of(function.body)
@@ -62,9 +66,17 @@ class FusionModel:
 
     def _stored(self, function: Function) -> set[Value]:
         unstored = ("view", "made", "fused")
-        found = {value for eqn in function.body if storage(eqn) not in unstored for value in eqn.results}
+        kernels = (eqn for eqn in function.body if storage(eqn) not in unstored and not self._is_slice(eqn))
+        found = {value for eqn in kernels for value in eqn.results}
         reading = (value for eqn in function.body if not self._fuses_operands(eqn) for value in eqn.operands)
         return found | set(sources((*self.returned, *reading), self.makers))
+
+    def _is_slice(self, eqn: Equation) -> bool:
+        """True for a lookup with one index for each part of a table, such as a stage's; for a bound, under some layout."""
+        if storage(eqn) != "lookup":
+            return False
+        table, ids = (value.type for value in eqn.operands)
+        return {*ids.dims} <= {*table.dims} and (self.is_bound or ids.local_size(self.mesh) == 1)
 
     def _fuses_operands(self, eqn: Equation) -> bool:
         """True if the kernel of an equation also computes its elementwise operands."""
@@ -148,7 +160,7 @@ class FusionModel:
             read[0] = min(read[0], self.bytes(made[0]))
         if has_trait(eqn, "in_place"):
             part = self.bytes(seen[eqn.operands[1]][0].with_dtype(made[0].dtype))
-            return part * 2 + sum(read[1:])
+            return part * (1 if OPS[eqn.op].flops is no_flops else 2) + sum(read[1:])
         results = zip(eqn.results, made, strict=True)
         written = sum(self.bytes(type) for value, type in results if value in self.stored)
         return sum(read) + written + self.register_traffic(eqn, made, seen)

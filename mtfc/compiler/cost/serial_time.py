@@ -14,7 +14,7 @@ from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.core import Equation, Function
 from mtfc.compiler.ir.loops import dim_of, region_of
 from mtfc.compiler.ir.ops import has_trait
-from mtfc.compiler.ir.ops.collectives import axes_of, kind_of
+from mtfc.compiler.ir.ops.collectives import axes_of, collective_of, kind_of
 from mtfc.compiler.ir.types import Axes
 
 
@@ -37,7 +37,9 @@ def communication_of(function: Function, topology: Topology) -> float:
 
 def lanes_of(eqn: Equation, topology: Topology) -> Mapping[str, float]:
     """Return the seconds of a collective on each lane that it uses."""
-    return topology.seconds(*_sending(eqn, topology))
+    (number, parts), (kind, axes, size, hops) = collective_of(eqn).messages(eqn), _sending(eqn, topology)
+    found = topology.seconds(kind, axes, size / parts, hops)
+    return {lane: number * seconds for lane, seconds in found.items()}
 
 
 def sent_on_lanes(function: Function, topology: Topology) -> dict[str, float]:

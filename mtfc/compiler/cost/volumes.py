@@ -8,6 +8,7 @@ FLOPs follow the rule of the op. A collective sends one processor's operand.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from itertools import product
 from typing import TypeVar
 
@@ -21,7 +22,7 @@ from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Equation, Function, Program, Stage, Value, source_file, walk
 from mtfc.compiler.ir.loops import dim_of, is_unbounded, operand_owner, region_of
 from mtfc.compiler.ir.ops import OPS, has_trait
-from mtfc.compiler.ir.ops.collectives import SENDINGS, axes_of, kind_of
+from mtfc.compiler.ir.ops.collectives import SENDINGS, axes_of, collective_of, kind_of
 from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, Pipeline
 from mtfc.compiler.records import Summed
 
@@ -183,17 +184,18 @@ def _charges(eqn: Equation, producers: Mapping[Value, Equation], scale: Scale) -
 
 
 def _transfers(eqn: Equation, producers: Mapping[Value, Equation], scale: Scale) -> Iterator[Charge]:
-    """Yield one charge per operand, so that bytes count for the operand's source line. Only the first charge counts as a
-    collective.
+    """Yield one charge per operand, so that bytes count for the operand's source line. Only the first charge counts the
+    collectives.
 
     An operand of a combined collective belongs to the equation that made it.
     """
-    kind = kind_of(eqn)
+    kind, (number, parts) = kind_of(eqn), collective_of(eqn).messages(eqn)
+    share = 1 if number == parts else Fraction(number, parts)
     factor = SENDINGS[kind].ring_bytes(scale.group(axes_of(eqn)))
     for i, value in enumerate(eqn.operands):
         owner = operand_owner(eqn, value, producers)
         elements, size = scale.elements(value.type), bytes_of(value.type, scale)
-        sent = SentVolume(count=int(i == 0), elements=elements, bytes=size, wire_bytes=size * factor)
+        sent = SentVolume(0 if i else number, elements * share, size * share, size * share * factor)
         yield Charge(owner.span, owner.stage, kind=kind, axes=axes_of(eqn), sent=sent)
 
 

@@ -129,6 +129,7 @@ class CollectiveDef:
     arity, attributes: as in `OpDef`; by default one operand, and the axes with the dimensions of `joins` and `splits`.
     place: type rule on split types, as in `OpDef`.
     sending: its cost; None if it sends nothing.
+    messages: the number of collectives that an equation is, and of equal parts of the operand: each collective sends one part.
     edges: (type before, goal, mesh) -> the single steps from that type that may lead to the goal; None if the reshard planner
         does not use it.
     priority: the planner's choice among chains that cost the same: those whose steps have lower numbers.
@@ -143,6 +144,7 @@ class CollectiveDef:
     doc: str
     place: Callable[[OpDef, Equation, Mesh], tuple[TensorType, ...]]
     sending: Sending | None
+    messages: Callable[[Equation], tuple[int, int]] = lambda eqn: (1, 1)
     edges: Edges | None
     priority: int = 0
     joins: str | None = None

@@ -231,8 +231,8 @@ Trait = Literal[
     "order", "above", "strict", "equality",
     "extremum", "largest", "maximum", "mask",
     "constant", "filled", "indices", "random", "training", "step_number",
-    "rename", "reshape", "transpose", "broadcast", "slice", "pad", "concat", "chosen", "shift", "flip", "indexes", "scatter",
-    "in_place",
+    "rename", "reshape", "transpose", "broadcast", "slice", "pad", "concat", "chosen", "shift", "flip", "interleave",
+    "indexes", "scatter", "in_place",
     "after", "placement", "sends", "reshard", "all_reduce", "all_gather", "reduce_scatter",
 ]  # fmt: skip
 """A fact about an op that code outside of `ir/ops` asks for (`has_trait`). An op may have several traits or none.
@@ -262,11 +262,12 @@ Dimensions and positions:
     chosen: takes the largest elements along a dimension.
     shift: moves elements along a dimension, between processors where each has one element.
     flip: reverses a dimension, between processors where each has one element.
+    interleave: deals elements out in turn, between processors where each has one element of a dimension.
     after: gives its first operand, not before the second is known.
     indexes: an operand has indices into the dimension of the attribute `dim`. scatter: writes where indices point.
     in_place: overwrites its first operand there.
 Placement:
-    placement: changes where the parts of a tensor are, not its elements (a lowered `shift` or `flip` counts too).
+    placement: changes where the parts of a tensor are, not its elements (a lowered `shift`, `flip` or `interleave` counts too).
     sends: sends data between processors. reshard: says which placement is wanted, not how to get there.
     all_reduce: completes pending reductions on all processors. all_gather: joins the shards of a dimension.
     reduce_scatter: completes pending sums, and splits a dimension.

@@ -1,4 +1,4 @@
-"""Programs with other numbers: sizes of dimensions and of mesh axes, and numbers in attributes."""
+"""Programs with other dimensions, sizes of mesh axes, and numbers in attributes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Renumbering:
     """Other numbers for a program. attributes: equation -> its attributes; dimensions and axes are changed after that."""
 
     dim: Callable[[Dim], Dim]
-    number: Callable[[Any], Any]
+    number: Callable[[Any], Any] = lambda number: number
     attributes: Callable[[Equation], Mapping[str, Attr]] = lambda eqn: eqn.attrs
 
     def type(self, type: TensorType) -> TensorType:

@@ -265,17 +265,8 @@ class Layout:
 
     @cached_property
     def compute(self) -> Rules:
-        """The rules of the computation, for every dimension of the program.
-
-        Outside of an interleaved pipeline its layers are whole, as no stage holds consecutive ones.
-        """
-        whole = Rules(tuple((name, ()) for name in self.interleaved))
-        return self.rules.override(self.blocks).override(whole)
-
-    @cached_property
-    def interleaved(self) -> dict[str, Axes]:
-        """The dimensions of pipelines of several chunks, each with the axes of its stages."""
-        return {each.loop: self.rules.get(each.loop) for each in self.pipelines if each.chunks > 1}
+        """The rules of the computation, for every dimension of the program."""
+        return self.rules.override(self.blocks)
 
 
 @frozen(cache_hash=True)

@@ -18,7 +18,7 @@ loops: S - 1 ticks of the forward pass, M ticks of both, and S - 1 ticks of the 
 pass reads of fewer than 2 S micro-batches. If something between the loops needs all micro-batches, each loop is a pipeline of
 its own.
 
-With C chunks, layers are cut into [chunks, stages, inner], and a micro-batch goes around the ring of stages C times. A round
+With C chunks, layers are dealt out to the stages in turn, and a micro-batch goes around the ring of stages C times. A round
 has S micro-batches. A stage computes its first chunk for all micro-batches of a round, then its second chunk, and so on; then
 comes the next round. There are M * C + S - 1 ticks, each with a C-th of the work.
 
@@ -34,17 +34,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 import attrs
 
 from mtfc.compiler.analysis.buffer_kinds import readers_and_outputs
 from mtfc.compiler.ir.builder import Builder, wide_type
-from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Program, Value, walk
+from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Value, walk
 from mtfc.compiler.ir.loops import carried, dim_of, map_regions, pairs, region_of
 from mtfc.compiler.ir.micro_batch_rule import MixedMicroBatches, loop_sums, results_that_are_sums, takes_batch
 from mtfc.compiler.ir.ops import has_trait
-from mtfc.compiler.ir.rewrite import Substitution, fresh_copy, names_of
+from mtfc.compiler.ir.resizing import Renumbering
+from mtfc.compiler.ir.rewrite import Substitution, names_of
 from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, Pipeline, TensorType
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.loop_scope import LoopScope
@@ -53,6 +54,9 @@ from mtfc.compiler.passes.pipeline_stages import Rounds, StageBody, StageDims
 from mtfc.compiler.passes.pipeline_ticks import PipelinedLoop
 from mtfc.compiler.passes.recompute import TYPICAL, Prices, with_kept
 from mtfc.compiler.passes.spatial.position_blocks import NewDims
+
+Item: TypeAlias = "Equation | RoundTrip"
+Readers = Mapping[Value, Sequence[Equation | None]]
 
 
 @attrs.frozen
@@ -177,54 +181,59 @@ class LoopPipeliner:
 
     # Round trips
 
-    def _items(
-        self, function: Function, read: Mapping[Value, Sequence[Equation | None]]
-    ) -> list[Equation | RoundTrip]:
+    def _items(self, function: Function, read: Readers) -> list[Item]:
         """Return the equations in an order in which each round trip can stand at one place."""
-        items: list[Equation | RoundTrip] = list(function.body)
+        items: list[Item] = list(function.body)
         for eqn in function.body:
             pipeline = self._pipeline(eqn)
-            back = [each for each in items if pipeline and self._is_backward(each, eqn, pipeline)]
+            back = [] if pipeline is None else list(self._backward_loops(items, eqn, pipeline))
             if pipeline is not None and len(back) == 1:
-                found = Between.of(items, eqn, back[0], self.declared[pipeline.batch], read, self.takes)
-                if found is not None:
-                    trip = self._round_trip(found, pipeline, read)
-                    items = [*found.before, trip, *found.late]
+                items = self._with_trip(items, eqn, back[0], pipeline, read)
         return items
 
-    def _is_backward(self, item: Equation | RoundTrip, eqn: Equation, pipeline: Pipeline) -> bool:
-        if not isinstance(item, Equation) or self._pipeline(item) != pipeline:
-            return False
-        is_reversed = item.attrs["reverse"] != eqn.attrs["reverse"]
-        return is_reversed and not {*eqn.results}.isdisjoint(item.operands)
-
-    def _round_trip(
-        self, found: Between, pipeline: Pipeline, read: Mapping[Value, Sequence[Equation | None]]
-    ) -> RoundTrip:
-        inside = {id(eqn) for eqn in (*found.middle, found.backward)}
+    def _with_trip(
+        self, items: list[Item], forward: Equation, backward: Equation, pipeline: Pipeline, read: Readers
+    ) -> list[Item]:
+        """Return the items with a round trip in the place of two loops, if all that the second one needs can be part of it."""
+        start, end, batch = items.index(forward), items.index(backward), self.declared[pipeline.batch]
+        parts = _parted(items[start + 1 : end], forward, backward, batch, self.takes)
+        if parts is None:
+            return items
+        early, rest, sums, late = parts
+        early, pulled = _pulled([*items[:start], *early], rest, batch, read, self.takes)
+        middle = (*pulled, *rest)
+        inside = {id(eqn) for eqn in (*middle, backward)}
 
         def wanted(values: Iterable[Value]) -> tuple[Value, ...]:
             return tuple(v for v in values if any(e is None or id(e) not in inside for e in read.get(v, ())))
 
-        backward = self._loop(found.backward, pipeline, wanted(found.backward.results), "back")
-        forward = self._loop(found.forward, pipeline, wanted(found.forward.results))
-        kept = {v for v in found.forward.results if v in found.backward.operands}
-        forward = attrs.evolve(forward, kept=kept, slots=forward.dims.in_flight(self.new))
-        of_middle = wanted(v for eqn in found.middle for v in eqn.results)
-        spread = self._spread_middle(found, forward.dims)
-        return RoundTrip(
-            forward, backward, tuple(found.middle), found.sums, of_middle, pipeline.ticks, spread
-        )
+        there = self._loop(forward, pipeline, wanted(forward.results))
+        back = self._loop(backward, pipeline, wanted(backward.results), "back")
+        kept = {value for value in forward.results if value in backward.operands}
+        there = attrs.evolve(there, kept=kept, slots=there.dims.in_flight(self.new))
+        of_middle = wanted(value for eqn in middle for value in eqn.results)
+        spread = self._spread_middle(middle, _carries_of_batch(forward, batch), there.dims)
+        trip = RoundTrip(there, back, middle, sums, of_middle, pipeline.ticks, spread)
+        return [*early, trip, *late, *items[end + 1 :]]
 
-    def _spread_middle(self, found: Between, dims: StageDims) -> tuple[Dim, Dim] | None:
+    def _backward_loops(self, items: Iterable[Item], eqn: Equation, pipeline: Pipeline) -> Iterator[Equation]:
+        for item in items:
+            if isinstance(item, Equation) and self._pipeline(item) == pipeline:
+                is_reversed = item.attrs["reverse"] != eqn.attrs["reverse"]
+                if is_reversed and not {*eqn.results}.isdisjoint(item.operands):
+                    yield item
+
+    def _spread_middle(
+        self, middle: tuple[Equation, ...], entered: set[Value], dims: StageDims
+    ) -> tuple[Dim, Dim] | None:
         """Return a dimension along which the stages share the middle of each micro-batch, and the one that stands for it there.
 
         No dot of examples sums over the dimension, such as the positions of a text.
         """
-        types = [value.type for eqn in found.middle for value in eqn.operands if value in found.entered]
+        types = [value.type for eqn in middle for value in eqn.operands if value in entered]
         summed = {
             dim
-            for eqn in walk(tuple(found.middle))
+            for eqn in walk(middle)
             if has_trait(eqn, "dot") and dims.batch in eqn.result.type.dims
             for value in eqn.operands
             for dim in {*value.type.dims} - {*eqn.result.type.dims}
@@ -237,62 +246,41 @@ class LoopPipeliner:
         return None
 
 
-@attrs.define
-class Between:
-    """The equations between a loop and its backward loop, and around both.
+def _parted(
+    items: Sequence[Item],
+    forward: Equation,
+    backward: Equation,
+    batch: Dim,
+    takes: Callable[[Equation], bool],
+) -> tuple[list[Item], list[Equation], set[Value], list[Item]] | None:
+    """Part the items between a loop and its backward loop, unless the latter needs something that is known only after all
+    micro-batches, or is computed elsewhere.
 
-    middle: equations that can be computed for one micro-batch at a time. sums: their results that are sums over micro-batches.
-    entered: results of the loop that the middle reads. before, late: the items before the loops, and those after them.
+    Return the items that do not depend on the loop, the equations that can be computed for one micro-batch at a time, those of
+    their results that are sums over micro-batches, and the remaining items. takes: tells which equations may be part of the
+    pipeline.
     """
-
-    forward: Equation
-    backward: Equation
-    middle: list[Equation]
-    sums: set[Value]
-    entered: set[Value]
-    before: list[Equation | RoundTrip]
-    late: list[Equation | RoundTrip]
-
-    @staticmethod
-    def of(
-        items: Sequence[Equation | RoundTrip],
-        forward: Equation,
-        backward: Equation | RoundTrip,
-        batch: Dim,
-        read: Mapping[Value, Sequence[Equation | None]],
-        takes: Callable[[Equation], bool],
-    ) -> Between | None:
-        """Return None if the backward loop needs something that is known after all micro-batches only, or is computed elsewhere.
-
-        takes: tells which equations may be part of the pipeline.
-        """
-        assert isinstance(backward, Equation), "a backward loop is an equation"
-        start, end = items.index(forward), items.index(backward)
-        depends, ready = {*forward.results}, _carries_of_batch(forward, batch)
-        entered, middle, sums = {*ready}, list[Equation](), set[Value]()
-        early, late = list(items[:start]), list[Equation | RoundTrip]()
-        for item in items[start + 1 : end]:
-            if depends.isdisjoint(item.operands):
-                early.append(item)
-                continue
-            depends.update(item.results)
-            is_ready = isinstance(item, Equation) and takes(item) and depends & {*item.operands} <= ready
-            found = _sums_of(item, batch) if is_ready else None
-            if found is None or not isinstance(item, Equation):
-                late.append(item)
-                continue
-            middle.append(item)
-            sums |= found
-            ready |= {*item.results} - found
-        for operand, argument in pairs(backward):
-            is_kept = argument.role == "sliced" and operand in forward.results and batch in operand.type.dims
-            is_handed = argument.role == "carried" and operand in ready
-            if operand in depends and not (is_kept or is_handed):
-                return None
-        early, pulled = _pulled(early, middle, batch, read, takes)
-        return Between(
-            forward, backward, [*pulled, *middle], sums, entered, early, [*late, *items[end + 1 :]]
-        )
+    depends, ready = {*forward.results}, _carries_of_batch(forward, batch)
+    early, middle, sums, late = list[Item](), list[Equation](), set[Value](), list[Item]()
+    for item in items:
+        if depends.isdisjoint(item.operands):
+            early.append(item)
+            continue
+        depends.update(item.results)
+        is_ready = isinstance(item, Equation) and takes(item) and depends & {*item.operands} <= ready
+        found = _sums_of(item, batch) if is_ready else None
+        if found is None or not isinstance(item, Equation):
+            late.append(item)
+            continue
+        middle.append(item)
+        sums |= found
+        ready |= {*item.results} - found
+    for operand, argument in pairs(backward):
+        is_kept = argument.role == "sliced" and operand in forward.results and batch in operand.type.dims
+        is_handed = argument.role == "carried" and operand in ready
+        if operand in depends and not (is_kept or is_handed):
+            return None
+    return early, middle, sums, late
 
 
 def _carries_of_batch(eqn: Equation, batch: Dim) -> set[Value]:
@@ -301,7 +289,7 @@ def _carries_of_batch(eqn: Equation, batch: Dim) -> set[Value]:
     return {result for result, output in outputs if output.updates is not None and batch in result.type.dims}
 
 
-def _sums_of(item: Equation | RoundTrip, batch: Dim) -> set[Value] | None:
+def _sums_of(item: Item, batch: Dim) -> set[Value] | None:
     """Return the results that are sums over micro-batches; None if the item needs more than one micro-batch."""
     if not isinstance(item, Equation):
         return None
@@ -312,14 +300,14 @@ def _sums_of(item: Equation | RoundTrip, batch: Dim) -> set[Value] | None:
 
 
 def _pulled(
-    early: Sequence[Equation | RoundTrip],
+    early: Sequence[Item],
     middle: Sequence[Equation],
     batch: Dim,
-    read: Mapping[Value, Sequence[Equation | None]],
+    read: Readers,
     takes: Callable[[Equation], bool],
-) -> tuple[list[Equation | RoundTrip], list[Equation]]:
+) -> tuple[list[Item], list[Equation]]:
     """Take the equations with the batch that only the middle reads out of those before the loops; return both."""
-    inside, pulled, rest = {id(eqn) for eqn in middle}, list[Equation](), list[Equation | RoundTrip]()
+    inside, pulled, rest = {id(eqn) for eqn in middle}, list[Equation](), list[Item]()
     for item in reversed(early):
         if isinstance(item, Equation) and takes(item) and not item.regions and not has_trait(item, "random"):
             readers = [eqn for value in item.results for eqn in read.get(value, ())]
@@ -338,6 +326,7 @@ class RoundTrip:
 
     sums: results of the middle that are sums over micro-batches. wanted: results of the middle that are read afterwards. ticks:
     the name of the dimension of ticks. spread: a dimension along which the stages share the middle, and what stands for it there.
+    new: the values of the new function, once the operands of the loops are these.
     """
 
     forward: PipelinedLoop
@@ -347,16 +336,19 @@ class RoundTrip:
     wanted: tuple[Value, ...]
     ticks: str
     spread: tuple[Dim, Dim] | None
+    new: Substitution = attrs.field(factory=Substitution)
+
+    @property
+    def _all(self) -> tuple[Equation, ...]:
+        return (self.forward.eqn, *self.middle, self.backward.eqn)
 
     @property
     def results(self) -> Iterator[Value]:
-        yield from (*self.forward.eqn.results, *self.backward.eqn.results)
-        yield from (value for eqn in self.middle for value in eqn.results)
+        return (value for eqn in self._all for value in eqn.results)
 
     @property
     def operands(self) -> Iterator[Value]:
-        yield from (*self.forward.eqn.operands, *self.backward.eqn.operands)
-        yield from (value for eqn in self.middle for value in eqn.operands)
+        return (value for eqn in self._all for value in eqn.operands)
 
     def equations(self, build: Builder, new: Substitution) -> dict[Value, Value]:
         """Append the loops, and return the results that are read afterwards."""
@@ -365,51 +357,39 @@ class RoundTrip:
         for end in (self.forward, self.backward):
             build.span, build.stage = end.eqn.span, end.eqn.stage
             ends.append(attrs.evolve(end, eqn=new.equation(end.eqn)).without_mixing(build))
-        trip = _Trip(self, ends[0], ends[1], new)
-        trip.run(scope)
-        return {**ends[0].collected(scope), **trip.of_middle(scope), **ends[1].collected(scope)}
-
-
-@attrs.frozen
-class _Trip:
-    """The loops of a round trip whose operands are those of the new function."""
-
-    trip: RoundTrip
-    forward: PipelinedLoop
-    backward: PipelinedLoop
-    new: Substitution
+        trip = attrs.evolve(self, forward=ends[0], backward=ends[1], new=new)
+        trip._run(scope)
+        return {**ends[0].collected(scope), **trip._of_middle(scope), **ends[1].collected(scope)}
 
     @property
-    def delay(self) -> int:
+    def _delay(self) -> int:
         """The number of ticks from the first of the forward pass to the first of the backward pass."""
         dims = self.forward.dims
         return (dims.rounds.chunks.size if dims.rounds else 1) * dims.stages.size - 1
 
-    def run(self, scope: LoopScope) -> None:
-        dims, rounds, delay = self.forward.dims, self.forward.dims.rounds, self.delay
+    def _run(self, scope: LoopScope) -> None:
+        dims, rounds, delay = self.forward.dims, self.forward.dims.rounds, self._delay
         dim = self.forward.new.get
         back, scope.build.stage = scope.build.stage, self.forward.eqn.stage
-        scope.loop(dim(f"{self.trip.ticks}.forward", delay), 0, self._forward)
+        scope.loop(dim(f"{self.ticks}.forward", delay), 0, self._forward)
         scope.build.stage = back
-        if rounds is None:
-            both, end = dim(self.trip.ticks, dims.micro.size), delay + dims.micro.size
-        else:
-            both, more = rounds.turns, rounds.rounds.size - 1
-            end = delay + more * (delay + 1) + both.size
-            if more:
-                others = dim(f"{self.trip.ticks}.others", delay + 1 - both.size)
+        both, more = (
+            (rounds.turns, rounds.rounds.size - 1) if rounds else (dim(self.ticks, dims.micro.size), 0)
+        )
+        end = delay + more * (delay + 1) + both.size
+        if more:
+            others = dim(f"{self.ticks}.others", delay + 1 - both.size)
 
-                def one_round(inner: LoopScope, number: Value) -> None:
-                    b = inner.build
-                    start = b("sub", number, b.constant(delay, "i32"))
-                    start = b("mul", start, b.constant(delay + 1, "i32"))
-                    start = b("add", start, b.constant(delay, "i32"))
-                    inner.loop(both, start, self._both)
-                    inner.loop(others, b("add", start, b.constant(both.size, "i32")), self._without_middle)
+            def one_round(inner: LoopScope, number: Value) -> None:
+                b = inner.build
+                start = b("mul", number, b.constant(delay + 1, "i32"))
+                start = b("add", start, b.constant(delay, "i32"))
+                inner.loop(both, start, self._both)
+                inner.loop(others, b("add", start, b.constant(both.size, "i32")), self._without_middle)
 
-                scope.loop(dim(f"{self.trip.ticks}.rounds", more), delay, one_round)
+            scope.loop(dim(f"{self.ticks}.rounds", more), 0, one_round)
         scope.loop(both, end - both.size, self._both)
-        scope.loop(dim(f"{self.trip.ticks}.backward", delay), end, self._backward)
+        scope.loop(dim(f"{self.ticks}.backward", delay), end, self._backward)
 
     def _forward(self, scope: LoopScope, number: Value) -> None:
         self.forward.run(scope, number, {})
@@ -424,7 +404,7 @@ class _Trip:
 
     def _backward(self, scope: LoopScope, number: Value, handed: Mapping[Value, Value] | None = None) -> None:
         build = scope.build
-        step = build("sub", number, build.constant(self.delay, "i32"))
+        step = build("sub", number, build.constant(self._delay, "i32"))
         given = (
             {operand: build.zeros(self._one(operand.type)) for operand in self._handed}
             if handed is None
@@ -435,7 +415,7 @@ class _Trip:
     @property
     def _handed(self) -> list[Value]:
         """The operands of the backward loop that the middle makes, or that leave the last stage."""
-        made = {*self.forward.eqn.results, *(value for eqn in self.trip.middle for value in eqn.results)}
+        made = {*self.forward.eqn.results, *(value for eqn in self.middle for value in eqn.results)}
         return [v for v, a in pairs(self.backward.eqn) if a.role == "carried" and v in made]
 
     def _one(self, type: TensorType) -> TensorType:
@@ -457,10 +437,10 @@ class _Trip:
             else:
                 found = scope.of_top(self.new[old])
             values[argument.value] = self._as_shared(build, found)
-        sums = {value for value, old in new.items() if old in self.trip.sums}
+        sums = {value for value, old in new.items() if old in self.sums}
         StageBody(dims, sums).body(build, middle.body, values, micro)
         made = {new[output.value]: values[output.value] for output in middle.outputs}
-        for value in self.trip.wanted:
+        for value in self.wanted:
             self._keep(scope, value, made[value], micro)
         return {
             v: self._as_shared(build, made[v], back=True) if v in made else leaving[v] for v in self._handed
@@ -469,58 +449,39 @@ class _Trip:
     @cached_property
     def _shared(self) -> tuple[Function, Mapping[Value, Value]]:
         """Return the middle with the dimension along which stages share it, and the old value of each argument and result."""
-        trip = self.trip
-        made = dict.fromkeys(value for eqn in trip.middle for value in eqn.results)
-        given = dict.fromkeys(v for eqn in trip.middle for v in eqn.operands if v not in made)
+        made = dict.fromkeys(value for eqn in self.middle for value in eqn.results)
+        given = dict.fromkeys(v for eqn in self.middle for v in eqn.operands if v not in made)
         arguments = tuple(Argument(v, "invariant") for v in given)
         outputs = tuple(Output(v.name, v) for v in made)
-        old = Function("middle", arguments, trip.middle, outputs)
-        new = fresh_copy(
-            old, lambda v: self._shared_type(v.type), lambda eqn: self._shared_attributes(eqn.attrs)
-        )
+        old = Function("middle", arguments, self.middle, outputs)
+        source, target = self.spread or (None, None)
+        new = Renumbering(lambda dim: target if target and dim == source else dim).function(old)
         pairs = [(a.value, b.value) for a, b in zip(new.arguments, old.arguments, strict=True)]
         pairs += [(a.value, b.value) for a, b in zip(new.outputs, old.outputs, strict=True)]
         return new, dict(pairs)
 
-    def _shared_type(self, type: TensorType) -> TensorType:
-        (dim, part) = self.trip.spread or (None, None)
-        dims = tuple(part if part and each == dim else each for each in type.dims)
-        return TensorType(type.dtype, dims)
-
-    def _shared_attributes(self, attributes: Mapping[str, Attr]) -> Mapping[str, Attr]:
-        if self.trip.spread is None:
-            return attributes
-        dim, part = self.trip.spread
-
-        def changed(value: Attr) -> Attr:
-            if isinstance(value, tuple):
-                return tuple(map(changed, value))  # type: ignore[return-value]
-            return part if value == dim else value
-
-        return {key: changed(value) for key, value in attributes.items()}
-
     def _as_shared(self, build: Builder, x: Value, back: bool = False) -> Value:
         """Return a value with the dimension along which stages share the middle, or without it again."""
-        if self.trip.spread is None:
+        if self.spread is None:
             return x
-        dim, part = self.trip.spread[:: -1 if back else 1]
+        dim, part = self.spread[:: -1 if back else 1]
         return build("rename", x, mapping=((dim, part),)) if dim in x.type.dims else x
 
     def _keep(self, scope: LoopScope, value: Value, found: Value, micro: Value) -> None:
         """Add up what is a sum over micro-batches, and keep everything else for each of them."""
         build, dims, name = scope.build, self.forward.dims, f"{value.name}.middle"
-        if value in self.trip.sums:
+        if value in self.sums:
             total = scope.state(name, wide_type(found.type))
             scope.update(name, build("add", total, build.cast(found, total.type.dtype)))
         else:
             held = scope.state(name, TensorType(found.type.dtype, (dims.micro, *found.type.dims)))
             scope.update(name, build("set_at", held, found, micro, dim=dims.micro))
 
-    def of_middle(self, scope: LoopScope) -> dict[Value, Value]:
+    def _of_middle(self, scope: LoopScope) -> dict[Value, Value]:
         build, found = scope.build, dict[Value, Value]()
-        for value in self.trip.wanted:
+        for value in self.wanted:
             held = self._as_shared(build, scope.states[f"{value.name}.middle"], back=True)
-            is_sum = value in self.trip.sums
+            is_sum = value in self.sums
             held = held if is_sum else self.forward.dims.joined(build, held, value.type.dims)
             found[value] = build.ordered(held, value.type.dims)
         return found

@@ -58,7 +58,7 @@ class StageDims:
 
     layers is cut into [stages, inner], and batch into [part, micro]. last: the tick in which the last stage begins; the first
     one, for a loop that hands nothing on. rounds: the schedule, if there are several chunks; layers is then cut into
-    [chunks, stages, inner].
+    [stages, chunks, inner], and dealt out to the stages in turn.
     """
 
     layers: Dim
@@ -82,21 +82,31 @@ class StageDims:
     def cut(self, build: Builder, x: Value, is_stacked: bool = False) -> Value:
         """Reshape `x`: [part, micro] take the place of the batch, and if it is stacked [stages, inner] of the layers.
 
-        The chunks, `stages`, `inner` and `micro` come first.
+        `stages`, the chunks, `inner` and `micro` come first. Layers are dealt out to the stages of an interleaved pipeline.
         """
         flat = self.cut_in_place(x.type.dims, is_stacked)
         front = [dim for dim in (*self.layers_cut, self.micro) if dim in flat]
         cut = build("reshape", x, dims=flat) if flat != x.type.dims else x
-        return build.ordered(cut, [*front, *(dim for dim in flat if dim not in front)])
+        return build.ordered(
+            self._dealt(build, cut, is_stacked), [*front, *(dim for dim in flat if dim not in front)]
+        )
+
+    def _dealt(self, build: Builder, x: Value, is_stacked: bool, back: bool = False) -> Value:
+        if self.rounds is None or not is_stacked:
+            return x
+        return build("interleave", x, dim=self.stages, among=self.rounds.chunks, back=back)
 
     def joined(self, build: Builder, x: Value, dims: tuple[Dim, ...], is_stacked: bool = False) -> Value:
         """Undo `cut`: return `x` with dimensions `dims`."""
-        return build("reshape", build.ordered(x, self.cut_in_place(dims, is_stacked)), dims=dims)
+        found = self._dealt(
+            build, build.ordered(x, self.cut_in_place(dims, is_stacked)), is_stacked, back=True
+        )
+        return build("reshape", found, dims=dims)
 
     @property
     def layers_cut(self) -> tuple[Dim, ...]:
         """The dimensions that take the place of the layers."""
-        return (*([self.rounds.chunks] if self.rounds else []), self.stages, self.inner)
+        return (self.stages, *([self.rounds.chunks] if self.rounds else []), self.inner)
 
     def cut_in_place(self, dims: Sequence[Dim], is_stacked: bool = False) -> tuple[Dim, ...]:
         """Return dimensions with [part, micro] in the place of the batch, and with those of the stages if they are stacked."""
@@ -122,7 +132,7 @@ class StageDims:
         first = b("eq", order, zero, name="first")
         last = b("eq", order, b.constant(self.stages.size - 1, "i32"), name="last")
         leaving = b("sub", number, b.constant(self.last, "i32"), name="leaving")
-        tick = Tick(number, step, step, active, first, last, number, leaving)
+        tick = Tick(number, step, step, active, first, last, number, leaving, zero)
         return tick if self.rounds is None else self._in_rounds(scope, tick, self.rounds, reverse)
 
     def _in_rounds(self, scope: LoopScope, tick: Tick, rounds: Rounds, reverse: bool) -> Tick:
@@ -230,14 +240,8 @@ class Tick:
     last: Value
     entering: Value
     leaving: Value
-    chunk: Value | None = None
-
+    chunk: Value
     first_layer: Value | None = None
-
-    @property
-    def chunk_of_stage(self) -> Value:
-        assert self.chunk is not None, "stages have several chunks"
-        return self.chunk
 
 
 @attrs.frozen

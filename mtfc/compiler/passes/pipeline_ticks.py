@@ -161,11 +161,10 @@ class PipelinedLoop:
         cut = dims.cut(scope.top, operand, is_stacked)
         if is_stacked and not has_batch and dims.rounds is not None:
             rest = [dim for dim in cut.type.dims if dim not in dims.layers_cut]
-            ordered = scope.top.ordered(cut, (dims.stages, dims.rounds.chunks, dims.inner, *rest))
-            cut = scope.top("reshape", ordered, dims=(dims.stages, dims.rounds.held, *rest))
+            cut = scope.top("reshape", cut, dims=(dims.stages, dims.rounds.held, *rest))
         value = scope.of_top(cut)
         if is_stacked and has_batch and dims.rounds is not None:
-            value = build("gather", value, tick.chunk_of_stage, dim=dims.rounds.chunks)
+            value = build("gather", value, tick.chunk, dim=dims.rounds.chunks)
             value = with_stages(build, value, dims.stages)
         if has_batch:
             return with_stages(build, build("gather", value, tick.micro, dim=dims.micro), dims.stages)
@@ -181,29 +180,33 @@ class PipelinedLoop:
         build, dims, type = scope.build, self.dims, argument.value.type
         if is_accumulated(region_of(self.eqn), argument, self.sums):
             return build.zeros(TensorType(type.dtype, (dims.stages, *type.dims)))
-        if operand in handed:
-            fed = build.ordered(handed[operand], dims.one(type.dims))
-        elif dims.batch in type.dims:
-            cut = scope.of_top(dims.cut(scope.top, scope.top.ordered(operand, type.dims)))
-            fed = build("gather", cut, tick.entering, dim=dims.micro)
-        else:
-            fed = scope.of_top(scope.top.ordered(operand, type.dims))
-            if argument.value in self.sums:
-                fed = build("mask", build("eq", tick.number, build.constant(0, "i32")), fed)
         whole = TensorType(type.dtype, (dims.stages, *dims.one(type.dims)))
         dim, part = self.spread(whole)
+        if operand in handed:
+            fed = _as(build, build.ordered(handed[operand], dims.one(type.dims)), dim, part)
+        elif dims.batch in type.dims:
+            cut = dims.cut(scope.top, scope.top.ordered(operand, type.dims))
+            fed = build("gather", scope.of_top(_as(scope.top, cut, dim, part)), tick.entering, dim=dims.micro)
+        else:
+            fed = _as(build, scope.of_top(scope.top.ordered(operand, type.dims)), dim, part)
+            if argument.value in self.sums:
+                fed = build("mask", build("eq", tick.number, build.constant(0, "i32")), fed)
         held = scope.state(
             self._state(f"{argument.value.name}.carry"),
             TensorType(type.dtype, tuple(part if each == dim else each for each in whole.dims)),
         )
         by, wrap = -1 if self.reverse else 1, dims.rounds is not None
-        handed_on = _as(build, build("shift", held, dim=dims.stages, by=by, wrap=wrap), part, dim)
-        return build("where", tick.first, with_stages(build, fed, dims.stages), handed_on)
+        handed_on = build("shift", held, dim=dims.stages, by=by, wrap=wrap)
+        entering = build("where", tick.first, with_stages(build, fed, dims.stages), handed_on)
+        return _as(build, entering, part, dim)
 
     def _last_carry(
         self, scope: LoopScope, tick: Tick, result: Value, value: Value, carry: Argument
     ) -> Value | None:
-        """Hand a carry on, and collect what leaves the last stage. The other stages hand zeros to the sum over stages."""
+        """Hand a carry on, and collect what leaves the last stage. The other stages hand zeros to the sum over stages.
+
+        Both are sent in parts: see `Spread`.
+        """
         build, dims, type = scope.build, self.dims, carry.value.type
         name = self._state(f"{carry.value.name}.carry")
         if is_accumulated(region_of(self.eqn), carry, self.sums):
@@ -212,14 +215,16 @@ class PipelinedLoop:
                 name, build("add", held, build.cast(build("mask", tick.active, value), held.type.dtype))
             )
             return None
-        scope.update(name, _as(build, value, *self.spread(value.type)))
+        dim, part = self.spread(value.type)
+        sent = _as(build, value, dim, part)
+        scope.update(name, sent)
         if result in self.wanted:
-            self._collect(scope, tick, f"{name}.last", value, carry)
+            self._collect(scope, tick, f"{name}.last", sent, carry)
         if dims.batch not in type.dims:
             return None
         if type.dtype == "bool":
             return build("any", build("and", value, tick.last), over=(dims.stages,))
-        return build("sum", build("mask", tick.last, value), over=(dims.stages,))
+        return _as(build, build("sum", build("mask", tick.last, sent), over=(dims.stages,)), part, dim)
 
     def _collect(self, scope: LoopScope, tick: Tick, name: str, value: Value, carry: Argument) -> None:
         """Keep what leaves the last stage. Each stage has room for it, so that nothing is sent before all ticks are over."""
@@ -249,7 +254,7 @@ class PipelinedLoop:
         if rounds is not None:
             both = TensorType("i32", (rounds.chunks, dims.stages))
             number = build.broadcast(build("range", dim=rounds.chunks), both)
-            counts = build("and", build("eq", number, tick.chunk_of_stage), counts)
+            counts = build("and", build("eq", number, tick.chunk), counts)
         scope.update(name, build("where", counts, build.broadcast(value, held.type), held))
 
     # After all ticks
@@ -275,6 +280,8 @@ class PipelinedLoop:
             return build("add", build.cast(start, terms.type.dtype), terms)
         op = "any" if result.type.dtype == "bool" else "sum"
         held = build(op, scope.states[f"{name}.last"], over=(dims.stages,))
+        dim, part = self.spread(TensorType(held.type.dtype, (dims.stages, *dims.one(result.type.dims))))
+        held = _as(build, held, part, dim)
         return dims.joined(build, held, result.type.dims) if dims.batch in result.type.dims else held
 
     def _stack(self, scope: LoopScope, result: Value, output: Output) -> Value:

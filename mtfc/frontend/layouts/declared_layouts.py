@@ -54,7 +54,7 @@ class DeclaredLayout:
     """A layout on a mesh, with the place of each rule.
 
     `compute` are the rules for values, `params` the rules for storing parameters, `optimizer` the rules for storing optimizer
-    state, each with the rules that it overrides, but for layers of interleaved pipelines. `values` are the rules of single
+    state, each with the rules that it overrides. `values` are the rules of single
     values, `paths` the places of their names. `models` are the models of the layout, empty for all models. `allowed` are the
     warnings that the layout allows. `pipelines` are its pipelines.
     """
@@ -110,8 +110,6 @@ def resolve(decl: ast.LayoutDecl, mesh: Mesh, scope: Scope) -> DeclaredLayout:
     values = {path: _section(each.rules, mesh, scope) for path, each in paths.items()}
     split = {rule.dim: rule.axes for rule in compute.values()}
     pipelines = resolve_pipelines(decl.pipelines, split, mesh, scope)
-    interleaved = {each.pipeline.loop for each in pipelines if each.pipeline.chunks > 1}
-    stored = {dim: rule for dim, rule in compute.items() if dim not in interleaved}
     return DeclaredLayout(
         mesh,
         decl,
@@ -125,8 +123,8 @@ def resolve(decl: ast.LayoutDecl, mesh: Mesh, scope: Scope) -> DeclaredLayout:
             forms=resolve_forms(decl.forms, scope),
         ),
         compute,
-        {**stored, **params},
-        {**stored, **params, **optimizer},
+        {**compute, **params},
+        {**compute, **params, **optimizer},
         values,
         {path: each.path for path, each in paths.items()},
         tuple(name.text for name in decl.models),

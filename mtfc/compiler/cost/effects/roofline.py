@@ -113,7 +113,7 @@ def largest(eqn: Equation, mesh: Mesh) -> int:
     point at count.
     """
     values = eqn.operands if has_trait(eqn, "scatter") else (*eqn.operands, *eqn.results)
-    if storage(eqn) == "lookup":
+    if storage(eqn) == "lookup" or has_trait(eqn, "in_place"):
         values = values[1:]
     return max(value.type.local_size(mesh) for value in values)
 
@@ -236,7 +236,8 @@ def kernel_bounds(
             iterations = dim_of(eqn).size * device.loop
             yield bound(eqn, _KernelParts(moved=tuple(_cleared(eqn, reads)), overhead=iterations))
         elif OPS[eqn.op].storage not in ("view", "made"):
-            operands = {value: reads.operand(eqn, value) for value in dict.fromkeys(eqn.operands)}
+            read = eqn.operands[has_trait(eqn, "in_place") :]
+            operands = {value: reads.operand(eqn, value) for value in dict.fromkeys(read)}
             each = _parts_of(eqn, operands, reads)
             yield bound(eqn, each, *_completing(eqn, each, operands, reads, sums))
     for eqn in function.body:
@@ -268,7 +269,7 @@ def _parts_of(eqn: Equation, operands: Mapping[Value, Term | None], reads: _Read
         rows = (least_share(eqn, device.attending),)
     loaded = zip(loads, eqn.operands, strict=False) if any(loads) else ()
     seconds = max(computed * min(rows), largest(eqn, SINGLE) / _fastest(eqn, device))
-    written = (reads.tiled(value) for value in stored)
+    written = [reads.tiled(eqn.operands[1])] if has_trait(eqn, "in_place") else map(reads.tiled, stored)
     traffic = reads.register_traffic(eqn, bool(stored))
     return _KernelParts(
         arithmetic=ShardedAmount(seconds, _split(eqn, reads.names), pairs_of(bridge_of(eqn))),

@@ -1,8 +1,8 @@
 """The collectives: one record each, with its type rule, its edges of the reshard planner's graph, its costs and its text.
 
-`reshard` says which placement is wanted, by the type of its result. Each other collective but two is one way to get there (paper,
-section 6), and leaves the global tensor as it is. `shift_shards` and `flip_shards` are a `shift` and a `flip` between processors.
-The attribute `axes` has the mesh axes that are communicated over, most major first.
+`reshard` says which placement is wanted, by the type of its result. Each other collective is one way to get there (paper,
+section 6), and leaves the global tensor as it is, but for those in `BETWEEN_PROCESSORS`. The attribute `axes` has the mesh axes
+that are communicated over, most major first.
 
 The functions of a collective stand together: its type rule, its edges and its texts, then its record.
 """
@@ -10,9 +10,10 @@ The functions of a collective stand together: its type rule, its edges and its t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import combinations, permutations
 
-from mtfc.compiler.ir.attributes import AXIS_SET, DIM, DIM_LIST, FLAG, INT, Attribute
+from mtfc.compiler.ir.attributes import AXIS_SET, DIM, DIM_LIST, Attribute
 from mtfc.compiler.ir.collective_def import (
     OVER_AXES,
     CollectiveDef,
@@ -21,8 +22,17 @@ from mtfc.compiler.ir.collective_def import (
     Sending,
 )
 from mtfc.compiler.ir.core import Equation
-from mtfc.compiler.ir.opdef import Attrs, Code, OpDef, OpError
-from mtfc.compiler.ir.ops.positions import flipped_array, shifted_array
+from mtfc.compiler.ir.opdef import Attrs, Code, OpDef, OpError, Trait
+from mtfc.compiler.ir.ops.positions import (
+    AMONG,
+    BACK,
+    BY,
+    DIM_MOVED,
+    WRAP,
+    flipped_array,
+    interleaved_array,
+    shifted_array,
+)
 from mtfc.compiler.ir.ops.structure import need
 from mtfc.compiler.ir.sharding_rules import PlacementError
 from mtfc.compiler.ir.types import FLOATS, Axes, Dim, Mesh, TensorType
@@ -363,7 +373,7 @@ ALL_TO_ALL = CollectiveDef(
 )
 
 
-# permute, shift_shards and flip_shards
+# permute, shift_shards, flip_shards and interleave_shards
 
 
 def _place_permute(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorType, ...]:
@@ -405,44 +415,67 @@ PERMUTE = CollectiveDef(
 )
 
 
-def _place_shift_shards(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorType, ...]:
+def _place_single(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorType, ...]:
     type, dim = eqn.operands[0].type, _dim(eqn)
     _require(type.axes_of(dim) == axes_of(eqn), eqn, f"{dim} is split otherwise")
     _require(type.dim(dim).size == mesh.size(axes_of(eqn)), eqn, f"shards of {dim} have several elements")
     return (type,)
 
 
-def _shift_shards_text(code: Code) -> str:
-    """Return `shift_shards(x, axes, places, wrap)`. Shards move whole, so no array axis is named."""
-    by, wrap = code.eqn.attrs["by"], code.eqn.attrs["wrap"]
-    return f"shift_shards({code.args[0]}, {_axes_text(axes_of(code.eqn))}, {by}, wrap={wrap})"
+def _place_interleave_shards(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorType, ...]:
+    among = AMONG.of(eqn.attrs).name
+    _require(not eqn.operands[0].type.axes_of(among), eqn, f"{among} is split")
+    return _place_single(opdef, eqn, mesh)
 
 
-SHIFT_SHARDS = CollectiveDef(
-    name="shift_shards",
-    doc="Hands each shard of a dimension, a single element, on to another processor.",
-    place=_place_shift_shards,
+def _interleave_messages(eqn: Equation) -> tuple[int, int]:
+    """Return the turns in which processors send. They keep their parts in every places-th turn if parts % places is 0 or 1."""
+    parts, places = AMONG.of(eqn.attrs).size, DIM_MOVED.of(eqn.attrs).size
+    return parts - (-(-parts // places) if parts % places < 2 else 0), parts
+
+
+def _shards_text(code: Code) -> str:
+    """Return `op(x, axes, ...)` with the attributes of the op. Shards move whole, so their own array axis is not named."""
+    given = {key: value for key, value in code.eqn.attrs.items() if key not in ("dim", "axes")}
+    numbers = (code.axis(0, value.name) if isinstance(value, Dim) else value for value in given.values())
+    more = "".join(f", {key}={number}" for key, number in zip(given, numbers, strict=True))
+    return f"{code.eqn.op}({code.args[0]}, {_axes_text(axes_of(code.eqn))}{more})"
+
+
+_moving = partial(
+    CollectiveDef,
+    place=_place_single,
     sending=PERMUTE.sending,
     edges=None,
     joins="dim",
-    attributes=(Attribute("dim", DIM), OVER_AXES, Attribute("by", INT), Attribute("wrap", FLAG)),
-    evaluate=shifted_array,
-    numpy=_shift_shards_text,
-    jax=_shift_shards_text,
+    numpy=_shards_text,
+    jax=_shards_text,
 )
+"""Makes a collective that moves the elements of a dimension, a single one on each processor."""
 
-
-FLIP_SHARDS = CollectiveDef(
-    name="flip_shards",
-    doc="Exchanges the shards of a dimension, each a single element, in reverse order.",
-    place=_place_shift_shards,
-    sending=PERMUTE.sending,
-    edges=None,
-    joins="dim",
-    evaluate=flipped_array,
-    numpy=lambda code: f"flip_shards({code.args[0]}, {_axes_text(axes_of(code.eqn))})",
-    jax=lambda code: f"flip_shards({code.args[0]}, {_axes_text(axes_of(code.eqn))})",
-)
+BETWEEN_PROCESSORS: Mapping[Trait, CollectiveDef] = {
+    "shift": _moving(
+        name="shift_shards",
+        attributes=(DIM_MOVED, OVER_AXES, BY, WRAP),
+        doc="Hands each shard of a dimension, a single element, on to another processor.",
+        evaluate=shifted_array,
+    ),
+    "flip": _moving(
+        name="flip_shards",
+        attributes=(DIM_MOVED, OVER_AXES),
+        doc="Exchanges the shards of a dimension, each a single element, in reverse order.",
+        evaluate=flipped_array,
+    ),
+    "interleave": _moving(
+        name="interleave_shards",
+        attributes=(DIM_MOVED, OVER_AXES, AMONG, BACK),
+        doc="Deals elements out in turn to processors, or back: each sends one of its elements at a time.",
+        place=_place_interleave_shards,
+        messages=_interleave_messages,
+        evaluate=interleaved_array,
+    ),
+}
+"""Trait of an op that moves the elements of a dimension -> the collective that does so between processors."""
 
 
 # local_slice
@@ -516,8 +549,7 @@ COLLECTIVES = (
     REDUCE_SCATTER,
     ALL_TO_ALL,
     PERMUTE,
-    SHIFT_SHARDS,
-    FLIP_SHARDS,
+    *BETWEEN_PROCESSORS.values(),
     LOCAL_SLICE,
     UNREDUCE,
 )

@@ -1,4 +1,4 @@
-"""Ops that move elements along a dimension: slice, pad, shift, flip, concat. Each needs that dimension whole on every processor.
+"""Ops that move elements along dimensions: slice, pad, shift, flip, interleave, concat. Each needs them whole on every processor.
 
 The `distribute` rules of slice, pad, shift and flip keep it split, and send halos instead (`ir/halos.py`), or a few elements.
 """
@@ -31,6 +31,7 @@ from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
 SOURCE, TARGET, DIM_MOVED = Attribute("source", DIM), Attribute("target", DIM), Attribute("dim", DIM)
 START, STRIDE, BEFORE, BY = (Attribute(name, INT) for name in ("start", "stride", "before", "by"))
 WRAP = Attribute("wrap", FLAG)
+AMONG, BACK = Attribute("among", DIM), Attribute("back", FLAG)
 SOURCES = Attribute("sources", DIM_LIST)
 
 
@@ -285,6 +286,44 @@ def flipped_array(shard: Shard, x: Any) -> Any:
     return shard.np.flip(x, axis)
 
 
+# interleave
+
+
+def _interleave_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, ...]:
+    dim, among = DIM_MOVED.of(attributes), AMONG.of(attributes)
+    need(types[0], dim)
+    need(types[0], among)
+    if dim == among:
+        raise OpError(f"`{dim.name}` cannot be dealt out among itself")
+    return (types[0],)
+
+
+def _interleave_rule(eqn: Equation) -> LayoutRule:
+    among = AMONG.of(eqn.attrs).name
+    return attrs.evolve(_shift_rule(eqn), whole=frozenset({among}), index={among: None})
+
+
+def _interleave_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value]:
+    back = not BACK.of(e.attrs)
+    return (b("interleave", g[0], dim=DIM_MOVED.of(e.attrs), among=AMONG.of(e.attrs), back=back),)
+
+
+def interleaved_array(shard: Shard, x: Any) -> Any:
+    """Number the elements of [dim, among] row by row, and deal them out along `dim`; or collect them again."""
+    names, given = shard.eqn.operands[0].type.names, shard.eqn.attrs
+    axes = [names.index(dim.name) for dim in (DIM_MOVED.of(given), AMONG.of(given))]
+    ends = axes[:: -1 if BACK.of(given) else 1]
+    parts = shard.np.moveaxis(x, ends, (0, 1))
+    dealt = parts.reshape(parts.shape[1], parts.shape[0], *parts.shape[2:])
+    return shard.np.moveaxis(dealt, (1, 0), ends)
+
+
+def _interleave_text(code: Code) -> str:
+    given = code.eqn.attrs
+    axis, among = (code.axis(0, dim.name) for dim in (DIM_MOVED.of(given), AMONG.of(given)))
+    return f"interleave({code.args[0]}, {axis}, {among}, back={BACK.of(given)})"
+
+
 # concat
 
 
@@ -358,6 +397,12 @@ OPS = (
         numpy=lambda code: f"np.flip({code.args[0]}, {code.axis(0, DIM_MOVED.of(code.eqn.attrs).name)})",
         doc="The elements of a dimension in reverse order.", distribute=_distribute_flip,
         storage="kernel", traits=frozenset({"flip"}),
+    ),
+    structural(
+        name="interleave", attributes=(DIM_MOVED, AMONG, BACK), infer=_interleave_infer, layout_rule=_interleave_rule,
+        gradient=_interleave_gradient, evaluate=interleaved_array, numpy=_interleave_text,
+        doc="The elements of [dim, among], counted row by row, dealt out in turn along dim; or the other way back.",
+        storage="kernel", traits=frozenset({"interleave"}),
     ),
     structural(
         name="concat", attributes=(SOURCES, TARGET), infer=_concat_infer, layout_rule=_concat_rule,

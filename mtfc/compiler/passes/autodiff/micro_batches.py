@@ -2,9 +2,6 @@
 
 Only the activations of one slice are alive at a time. An output may be weighed by another one, such as a number of tokens: sums
 of weight times value, divided by the sum of the weights, are what one large batch gives for a mean over these tokens.
-
-The loop carries the gradients of a pipeline as the pipeline does, and reads the layers of interleaved pipelines as the stages do:
-layers and gradients move between their stored form and that of the stages once a step, not once a micro-batch.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from typing import ClassVar
 
 import attrs
 
+from mtfc.compiler.analysis.buffer_kinds import storage
 from mtfc.compiler.analysis.reshard_plans import needed_type, plan
 from mtfc.compiler.ir.core import Equation, Function, Output, Program, Value
 from mtfc.compiler.ir.loops import charged_equation, region_of
@@ -110,8 +111,9 @@ class ReshardInserter:
         value = self.origins.get(value, value)
         versions = self.versions[value]
         origin = min(versions, key=lambda version: plan(version.value.type, needed, self.mesh)[0])
-        sent = plan(origin.value.type, needed, self.mesh)[0]
-        eqn = (self._recomputed(value, needed) if sent else None) or self._reshard(origin, needed, user)
+        is_free = value in self.makers and storage(self.makers[value]) in ("view", "made")
+        is_again = is_free or plan(origin.value.type, needed, self.mesh)[0]
+        eqn = (self._recomputed(value, needed) if is_again else None) or self._reshard(origin, needed, user)
         versions.append(PlacedVersion(eqn.result, eqn))
         return eqn.result
 

@@ -5,9 +5,6 @@ dimension with the largest local size wins, the first among equals. The rule use
 parameter. Dimensions of loops are left out: a slice along them would be on one processor alone. A parameter stays as it is if
 no dimension divides, or if the section has a rule for one of its dimensions. The optimizer state of a parameter is split along
 the dimension chosen for the parameter, if the state has that dimension. The equations that update both are split alike.
-
-The layers of an interleaved pipeline are stored as by `*` with the axes of its stages, beside other rules of storage: no stage
-has consecutive layers. Each stage receives its layers with one all-to-all, and sends their gradients back with another.
 """
 
 from __future__ import annotations
@@ -45,7 +42,6 @@ class LayoutRules:
     ) -> None:
         self.mesh, self.looped, self.owners = mesh, looped, owners or {}
         self.compute = without_unit_axes(layout.compute, mesh)
-        self.interleaved = layout.interleaved
         self.of_parameters = without_unit_axes(layout.params, mesh)
         self.of_state = without_unit_axes(layout.optimizer, mesh)
         self.values = {path: without_unit_axes(rules, mesh) for path, rules in layout.values}
@@ -73,8 +69,7 @@ class LayoutRules:
 
     def parameter(self, type: TensorType) -> Rules:
         """Return the rules under which a parameter is stored."""
-        rules = self._with_one_of(type, self.compute.override(self.of_parameters), self.of_parameters)
-        return self._over_stages(type, rules)
+        return self._with_one_of(type, self.compute.override(self.of_parameters), self.of_parameters)
 
     def state(self, parameter: TensorType) -> Rules:
         """Return the rules under which the state of a parameter is stored, and under which both are updated."""
@@ -84,17 +79,9 @@ class LayoutRules:
 
     def _state(self, parameter: TensorType) -> Rules:
         if _names_one(self.of_state, parameter):
-            rules = self.compute.override(self.of_parameters).override(self.of_state)
-            return self._over_stages(parameter, rules)
+            return self.compute.override(self.of_parameters).override(self.of_state)
         rules = self.parameter(parameter).override(self.of_state)
         return self._with_one_of(parameter, rules, self.of_state)
-
-    def _over_stages(self, type: TensorType, rules: Rules) -> Rules:
-        """Return `rules`, and the axes of its stages on one dimension of a parameter of an interleaved pipeline."""
-        for name in filter(self.interleaved.get, type.names):
-            stages = without_unit_axes(Rules(((EVERY, self.interleaved[name]),)), self.mesh)
-            rules = self._with_one_of(type, rules, stages)
-        return rules
 
     def _with_one_of(self, type: TensorType, rules: Rules, section: Rules) -> Rules:
         """Return `rules`, and the axes that the section has for `*` on one dimension."""
@@ -102,7 +89,7 @@ class LayoutRules:
         axes = tuple(axis for axis in section.get(EVERY) if axis not in used)
         if not axes or _names_one(section, type):
             return rules
-        candidates = (dim for dim in type.dims if dim not in self.looped and dim.name not in self.interleaved)
+        candidates = (dim for dim in type.dims if dim not in self.looped)
         split = {dim: (*rules.get(dim.name), *axes) for dim in candidates}
         parts = {dim: dim.size // self.mesh.size(rules.get(dim.name)) for dim in split}
         fitting = [dim for dim in split if dim.size % self.mesh.size(split[dim]) == 0]
@@ -132,13 +119,13 @@ def _names_one(section: Rules, type: TensorType) -> bool:
 
 
 def owners(function: Function, layout: Layout) -> Owners:
-    """Return the owners in a function, if the layout has a rule for `*` or stores as by `*`; other layouts need no owners.
+    """Return the owners in a function, if the layout has a rule for `*`; other layouts need no owners.
 
     A parameter and the equations that update it are connected by tensors. Only scalars, a norm of all gradients for example,
     connect the updates of several parameters. If tensors connect several parameters, the first parameter with all the
     dimensions is the owner. In a loop, the state of a model is one slice.
     """
-    if not (layout.params.get(EVERY) or layout.optimizer.get(EVERY) or layout.interleaved):
+    if not (layout.params.get(EVERY) or layout.optimizer.get(EVERY)):
         return {}
     groups, types = DisjointSets[Value](), dict[Value, list[TensorType]]()
     updates = (eqn for eqn in walk(function.body) if eqn.stage == "update")

@@ -1,9 +1,9 @@
-"""lower-collectives: turn each `reshard` into the cheapest chain of collectives, and a `shift` or `flip` between processors into
-one.
+"""lower-collectives: turn each `reshard` into the cheapest chain of collectives, and each `shift`, `flip` or `interleave` between
+processors into one.
 
 Input:   %y_2: f32[batch{rows}, io] = reshard %y                     with %y: f32[batch{rows}, io] +{cols}
 Output:  %y_2: f32[batch{rows}, io] = all_reduce %y axes={cols}
-After this pass no `reshard` remains, and no `shift` or `flip` goes along a split dimension.
+After this pass no `reshard` remains, and no `shift`, `flip` or `interleave` goes along a split dimension.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from mtfc.compiler.ir.builder import Names
 from mtfc.compiler.ir.core import Equation, Function, Program, Value
 from mtfc.compiler.ir.loops import map_regions
 from mtfc.compiler.ir.ops import has_trait
-from mtfc.compiler.ir.ops.collectives import FLIP_SHARDS, SHIFT_SHARDS
+from mtfc.compiler.ir.ops.collectives import BETWEEN_PROCESSORS
+from mtfc.compiler.ir.ops.positions import DIM_MOVED
 from mtfc.compiler.ir.rewrite import names_of
-from mtfc.compiler.ir.types import Dim, Mesh
+from mtfc.compiler.ir.types import Mesh
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.pass_base import Pass
 from mtfc.compiler.records import frozen
@@ -50,13 +51,11 @@ def _chain(eqn: Equation, mesh: Mesh, names: Names) -> list[Equation]:
 
 
 def _between_processors(eqn: Equation) -> Equation:
-    """Return a shift or a flip, as a collective if its dimension is split."""
-    dim = eqn.attrs["dim"]
-    assert isinstance(dim, Dim)
-    axes = eqn.result.type.axes_of(dim.name)
+    """Return an equation that moves elements along a dimension, as a collective if the dimension is split."""
+    axes = eqn.result.type.axes_of(DIM_MOVED.of(eqn.attrs).name)
     if not axes:
         return eqn
-    collective = SHIFT_SHARDS if has_trait(eqn, "shift") else FLIP_SHARDS
+    collective = next(each for trait, each in BETWEEN_PROCESSORS.items() if has_trait(eqn, trait))
     return attrs.evolve(eqn, op=collective.name, attrs={**eqn.attrs, "axes": axes}, layout={})
 
 
@@ -66,7 +65,7 @@ def lowered(function: Function, mesh: Mesh) -> Function:
     for eqn in function.body:
         if has_trait(eqn, "reshard"):
             body += _chain(eqn, mesh, names)
-        elif has_trait(eqn, "shift", "flip"):
+        elif has_trait(eqn, *BETWEEN_PROCESSORS):
             body.append(_between_processors(eqn))
         else:
             body.append(map_regions(eqn, lambda region: lowered(region, mesh)))

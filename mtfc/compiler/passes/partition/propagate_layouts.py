@@ -3,11 +3,11 @@
 The layout rules also place intermediate values, whose placement does not matter to the user. Between two renames, for example,
 the rules may leave a tensor whole on every processor. That takes an all-gather and then a slice; one all-to-all would do.
 
-Equations are visited from last to first, so that a chain follows its end. A reshape whose operand changes is visited again, as it
-may now follow the operand. Three kinds of equations keep the layout of the rules:
-equations that reduce a dimension, equations that may add pending sums, which `place-reductions` completes together, and casts of
-pending sums that are to be completed in the wider dtype. A loop's yielded output takes the placement that all uses of the stack
-need, if that is smaller. So a gradient is scattered layer by layer. An output that replaces an argument is a use, too.
+Equations are visited from last to first, so that a chain follows its end. A reshape or interleave whose operand changes is
+visited again, as it may now follow the operand. Three kinds of equations keep the layout of the rules: equations that reduce a
+dimension, equations that may add pending sums, which `place-reductions` completes together, and casts of pending sums that are to
+be completed in the wider dtype. A loop's yielded output takes the placement that all uses of the stack need, if that is smaller.
+So a gradient is scattered layer by layer. An output that replaces an argument is a use, too.
 
 Input:   %r: f32[c, b] = rename %x (a -> c) layout {}; %s: f32[c, d] = rename %r (b -> d) layout {d: all}       x is [a{all}, b]
 Output:  %r: f32[c, b] = rename %x (a -> c) layout {b: all}; %s: f32[c, d] = rename %r (b -> d) layout {d: all}
@@ -27,7 +27,7 @@ from mtfc.compiler.analysis.pending_values import axes_pending
 from mtfc.compiler.analysis.reshard_plans import needed_type, plan
 from mtfc.compiler.ir.core import Equation, Function, Output, Program, Value, walk
 from mtfc.compiler.ir.loops import dim_of, region_of, sliced_type
-from mtfc.compiler.ir.opdef import BY_NAME
+from mtfc.compiler.ir.opdef import BY_NAME, Trait
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.pending_rule import IsPending, OperandGroup, passing_groups, pending_groups
 from mtfc.compiler.ir.printer import shown_layout
@@ -61,6 +61,9 @@ def fixed(function: Function, named: set[str]) -> set[LayoutTarget]:
     paths = {eqn for eqn in walk(function.body) if eqn.path in named}
     return paths.union(each for each, name in names.items() if name in named)
 
+
+MOVING: tuple[Trait, ...] = ("reshape", "interleave")
+"""Equations that may follow their operand, though not all dimensions keep their names or may be split."""
 
 Use = tuple[Equation, int] | Output
 """An equation with the number of the operand, or an output that replaces an argument."""
@@ -107,11 +110,11 @@ class LayoutPropagator:
         return attrs.evolve(function, body=tuple(self.changed.get(eqn, eqn) for eqn in function.body))
 
     def _visit(self, eqn: Equation, uses: Mapping[Value, list[Use]]) -> None:
-        """Let an equation follow its uses or its operand, and if it does let reshapes of the result follow it."""
+        """Let an equation follow its uses or its operand, and if it does let reshapes and interleaves follow it."""
         if not self._moves(eqn) or eqn.result not in uses or not self._follow(eqn, uses[eqn.result]):
             return
         for use in uses[eqn.result]:
-            if not isinstance(use, Output) and has_trait(use[0], "reshape"):
+            if not isinstance(use, Output) and has_trait(use[0], *MOVING):
                 self._visit(use[0], uses)
 
     def _loop(self, eqn: Equation, uses: Mapping[Value, list[Use]]) -> Equation:
@@ -202,7 +205,7 @@ class LayoutPropagator:
     def _candidates(self, eqn: Equation, wanted: list[TensorType]) -> Iterator[dict[str, Axes]]:
         rule, operands = OPS[eqn.op].layout_rule(eqn), [self.placed[value] for value in eqn.operands]
         found = wanted if len(wanted) == 1 else []
-        follows = rule is BY_NAME or has_trait(eqn, "reshape")
+        follows = rule is BY_NAME or has_trait(eqn, *MOVING)
         if len(operands) == 1 and follows and not operands[0].pending:
             found = [*found, self._as_operand(eqn, operands[0])]
         for type in found:
