@@ -46,7 +46,7 @@ for kind, has_reusable_values in (
 ):
     kind.force_is_empty, kind.force_has_reusable_values = False, has_reusable_values
 
-# Hypothesis draws some numbers from literals of loaded files: cases would depend on these files, and on the tests that ran before.
+# Hypothesis draws some numbers from literals of loaded files: cases would depend on them, and on the tests that ran before.
 providers._get_local_constants = lambda: providers._local_constants
 
 
