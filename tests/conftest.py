@@ -73,7 +73,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Collect garbage rarely, and never search the modules: this takes a tenth of the time of all tests."""
-    gc.set_threshold(500_000, 20, 20)
+    gc.set_threshold(200_000, 20, 20)
     gc.freeze()
 
 
