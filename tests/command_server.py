@@ -2,7 +2,7 @@
 
 A client stands in the place of `mtfc` or `python`. It sends its arguments, folder, environment and standard files to a server
 at a socket, and ends as the fork ends. One server has imported JAX, for the commands that compute with JAX. All other commands
-go to a server without JAX: they must do without.
+go to a server without JAX: they must do without. `Started` is a client within a test, which can send signals to the fork.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import atexit
 import gc
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
 from select import select
+from tempfile import TemporaryFile
 from types import ModuleType
 from typing import NoReturn
 
@@ -43,7 +45,8 @@ server.connect({folder!r} + ("/jax" if with_jax else "/plain"))
 request = json.dumps([{name!r}, arguments, os.getcwd(), dict(os.environ)]).encode()
 socket.send_fds(server, [len(request).to_bytes(4, "little")], [0, 1, 2])
 server.sendall(request)
-sys.exit(int(server.makefile().readline()))
+number, status = map(int, server.makefile())
+sys.exit(status if status >= 0 else 128 - status)
 """
 
 
@@ -56,11 +59,55 @@ def command_servers(folder: Path, environment: Mapping[str, str]) -> Iterator[No
         (folder / name).chmod(0o755)
     with ExitStack() as stack:
         for name in ("plain", "jax"):
-            command = [sys.executable, "-m", "tests.command_server", str(folder / name), name]
-            server = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-            stack.enter_context(server)  # its end closes standard input, and waits
-            assert server.stdout is not None and server.stdout.readline() == b"ready\n"
+            stack.enter_context(server(folder, name, environment))
         yield
+
+
+@contextmanager
+def server(folder: Path, kind: str, environment: Mapping[str, str]) -> Iterator[Path]:
+    """Serve commands at a socket in a folder, whose path is yielded, until the block ends."""
+    command = [sys.executable, "-m", "tests.command_server", str(folder / kind), kind]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, env=environment, stdin=pipe, stdout=pipe
+    ) as process:  # the end closes its input
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        yield folder / kind
+
+
+class Started:
+    """A `python` command in a fork of a server. pid: that of the fork. The methods are those of `subprocess.Popen`."""
+
+    def __init__(
+        self, place: Path, arguments: Sequence[str], cwd: Path, env: Mapping[str, str], timeout: float
+    ) -> None:
+        """Start the command. place: the socket of a server. timeout: seconds to wait for the end in `communicate`."""
+        self._files = TemporaryFile("w+"), TemporaryFile("w+")  # noqa: SIM115
+        self._server = socket.socket(socket.AF_UNIX)
+        self._server.connect(str(place.resolve()))
+        self._server.settimeout(timeout)
+        request = json.dumps(["python", arguments, str(cwd), dict(env)]).encode()
+        files = [0, *(each.fileno() for each in self._files)]
+        socket.send_fds(self._server, [len(request).to_bytes(4, "little")], files)
+        self._server.sendall(request)
+        self._answers = self._server.makefile()
+        self.pid = int(self._answers.readline())
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Kill the process, if it has not ended."""
+        with suppress(ProcessLookupError):
+            self.send_signal(signal.SIGKILL)
+
+    def communicate(self) -> tuple[str, str]:
+        """Wait for the end; return output and errors."""
+        self.returncode = int(self._answers.readline())
+        for each in self._files:
+            each.seek(0)
+        out, err = (each.read() for each in self._files)
+        return out, err
 
 
 def main(place: str, kind: str) -> None:
@@ -72,14 +119,14 @@ def main(place: str, kind: str) -> None:
     for module in OF_JAX if kind == "jax" else ():
         import_module(module)
     gc.freeze()
-    server = socket.socket(socket.AF_UNIX)
-    server.bind(place)
-    server.listen()
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(place)
+    listening.listen()
     print("ready", flush=True)
-    while sys.stdin not in select([server, sys.stdin], [], [])[0]:
-        connection, _ = server.accept()
+    while sys.stdin not in select([listening, sys.stdin], [], [])[0]:
+        connection, _ = listening.accept()
         if not os.fork():
-            server.close()
+            listening.close()
             _answer(connection)
         connection.close()
         _reap(os.WNOHANG)
@@ -110,8 +157,9 @@ def _answer(connection: socket.socket) -> NoReturn:
         os.environ.clear()
         os.environ.update(environment)
         _end(_mtfc if program == "mtfc" else _python, arguments)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    connection.sendall(b"%d\n" % (status if status >= 0 else 128 - status))
+    connection.sendall(b"%d\n" % child)
+    with suppress(BrokenPipeError):  # a test no longer waits
+        connection.sendall(b"%d\n" % os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     os._exit(0)
 
 

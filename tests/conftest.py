@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import Phase, settings
+from hypothesis.internal.conjecture import providers
 from hypothesis.strategies._internal.core import CompositeStrategy, PermutationStrategy
 from hypothesis.strategies._internal.strategies import SampledFromStrategy
 
@@ -45,6 +46,9 @@ for kind, has_reusable_values in (
 ):
     kind.force_is_empty, kind.force_has_reusable_values = False, has_reusable_values
 
+# Hypothesis draws some numbers from literals of loaded files: cases would depend on them, and on the tests that ran before.
+providers._get_local_constants = lambda: providers._local_constants
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -69,7 +73,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Collect garbage rarely, and never search the modules: this takes a tenth of the time of all tests."""
-    gc.set_threshold(50_000, 20, 20)
+    gc.set_threshold(200_000, 20, 20)
     gc.freeze()
 
 

@@ -91,6 +91,15 @@ def stages(program: Program, declared: DeclaredLayout, of: str) -> list[tuple[st
     return seen[start:]
 
 
+def changes(program: Program, declared: DeclaredLayout, of: str) -> Iterator[tuple[str, Program]]:
+    """Yield those of the `stages` whose pass changes the program."""
+    before = None
+    for name, made in stages(program, declared, of):
+        if made != before:
+            before = made
+            yield name, made
+
+
 def communication(
     source: str, of: str = "forward", layout: str | None = None
 ) -> list[tuple[str, tuple[str, ...], int]]:

@@ -10,7 +10,7 @@ import pytest
 from mtfc.backends.interpreter import interpret
 from mtfc.compiler.ir.core import walk
 from mtfc.compiler.ir.ops.collectives import SENDINGS
-from tests.harness import call, jax_module, load, lowered, numpy_module, reference, stages
+from tests.harness import call, changes, jax_module, load, lowered, numpy_module, reference
 
 HEAD = """
 dim batch = 2048; dim c = 4; dim d = 2; dim steps = 2
@@ -76,7 +76,7 @@ train m {{ minimize loss; optimizer = sgd(learning_rate = 0.1) }}
 def test_the_interpreter_keeps_terms_in_f32_at_every_level() -> None:
     text = source(BODIES["scaled"])
     module = load(text)
-    for _, program in stages(module.programs[0], module.layouts[0], "step"):
+    for _, program in changes(module.programs[0], module.layouts[0], "step"):
         found = interpret(program.function("forward"), program, data())
         assert (found["r"] == 0).all() and found["r"].dtype == np.float16
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtfc.backends.interpreter import interpret
-from tests.harness import call, differentiated, exact_data, load, numpy_module, stages, tolerance
+from tests.harness import call, changes, differentiated, exact_data, load, numpy_module, tolerance
 
 HEAD = """
 dim batch = 4; dim hidden = 4; dim layers = 2; dim blocks = 2
@@ -93,7 +93,7 @@ def test_every_pass_and_numpy_keep_the_results(source: str) -> None:
     original = differentiated(program, "step")
     arrays: dict[str, Any] = exact_data(original.function("step"), seed=7)
     expected = interpret(original.function("step"), original, arrays)
-    seen = stages(program, module.layouts[0], "step")
+    seen = [*changes(program, module.layouts[0], "step")]
     for name, placed in seen:
         found = interpret(placed.function("step"), placed, arrays)
         tolerance(program).check(found, expected, f"{name}\n{source}")

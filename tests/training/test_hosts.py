@@ -6,8 +6,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,6 +16,7 @@ import pytest
 from mtfc.driver.errors import ENVIRONMENT, INTERRUPTED, OK, USAGE, UsageError
 from mtfc.driver.training.hosts import Hosts, absent_processes
 from tests import xla
+from tests.command_server import Started, server
 from tests.training.object_store import ROOT
 
 MODEL = """
@@ -43,13 +42,26 @@ train small {
 SECONDS = 60
 
 
-@pytest.fixture
-def files(tmp_path: Path) -> Path:
-    (tmp_path / "small.mtf").write_text(MODEL)
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The socket of a server that has imported JAX."""
+    with server(tmp_path_factory.mktemp("server"), "jax", environment()) as place:
+        yield place
+
+
+def write_files(folder: Path, place: Path) -> Path:
+    """Write the model, data, and a link to the server."""
+    (folder / "small.mtf").write_text(MODEL)
     random = np.random.default_rng(0)
-    np.savez(tmp_path / "data.npz", **{name: random.standard_normal((80, 8), np.float32) for name in "xy"})
-    np.savez(tmp_path / "test.npz", **{name: random.standard_normal((32, 8), np.float32) for name in "xy"})
-    return tmp_path
+    for name, rows in (("data", 80), ("test", 32)):
+        np.savez(folder / f"{name}.npz", **{x: random.standard_normal((rows, 8), np.float32) for x in "xy"})
+    (folder / "server").symlink_to(place)
+    return folder
+
+
+@pytest.fixture
+def files(tmp_path: Path, place: Path) -> Path:
+    return write_files(tmp_path, place)
 
 
 SOON = """
@@ -71,9 +83,10 @@ run_folder.DEAD, run_folder.PAUSE = 1.0, 0.05
 """Lets the command reach an object store."""
 
 
-def command(*options: str, word: str = "train", begin: str = SOON) -> list[str]:
+def start(folder: Path, *options: str, word: str = "train", begin: str = SOON) -> Started:
     begin = begin.replace("STORE", STORE if any("shop://" in each for each in options) else "")
-    return [sys.executable, "-c", begin, word, "small.mtf", "--data", "data.npz", *options]
+    command = ["-c", begin, word, "small.mtf", "--data", "data.npz", *options]
+    return Started(folder / "server", command, folder, environment(), SECONDS)
 
 
 def free_port() -> int:
@@ -96,31 +109,14 @@ class Group:
     ) -> None:
         """Start them. last: options of the last process alone. word: the command. begin: the program that runs it."""
         place = ["--coordinator", f"127.0.0.1:{free_port()}", "--processes", str(count)]
-        self.started = [
-            subprocess.Popen(
-                command(
-                    *options,
-                    *place,
-                    "--process-id",
-                    str(i),
-                    *(last if i == count - 1 else ()),
-                    word=word,
-                    begin=begin,
-                ),
-                cwd=folder,
-                env=environment(),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for i in range(count)
-        ]
+        own = [("--process-id", str(i), *(last if i == count - 1 else ())) for i in range(count)]
+        self.started = [start(folder, *options, *place, *each, word=word, begin=begin) for each in own]
 
     def ended(self) -> list[tuple[int, str, str]]:
         """Wait for all; return status, output and errors of each."""
         found = []
         for process in self.started:
-            out, err = process.communicate(timeout=SECONDS)
+            out, err = process.communicate()
             assert "Traceback" not in err and "stack trace" not in err, err
             found.append((process.returncode, out, err))
         return found
@@ -129,7 +125,7 @@ class Group:
         """Return what the others wrote after one has been lost: all end with status 3 within a minute, without C++."""
         began = time.monotonic()
         others = [each for i, each in enumerate(self.started) if i != lost]
-        errors = [each.communicate(timeout=SECONDS)[1] for each in others]
+        errors = [each.communicate()[1] for each in others]
         assert time.monotonic() - began < 30
         self.started[lost].kill()
         assert [each.returncode for each in others] == [ENVIRONMENT] * len(others), errors
@@ -150,10 +146,12 @@ def environment() -> dict[str, str]:
 slow = pytest.mark.skipif("KILLS" not in os.environ, reason="make kill-test")
 
 
-def alone(folder: Path, *options: str) -> None:
-    subprocess.run(
-        command(*options), cwd=folder, env=environment(), check=True, timeout=SECONDS, capture_output=True
-    )
+def alone(folder: Path, *options: str, word: str = "train") -> str:
+    """Run one process; return its output."""
+    process = start(folder, *options, word=word)
+    out, err = process.communicate()
+    assert process.returncode == OK, err
+    return out
 
 
 def curve(folder: Path) -> list[float]:
@@ -164,14 +162,11 @@ def curve(folder: Path) -> list[float]:
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[float]]:
+def reference(tmp_path_factory: pytest.TempPathFactory, place: Path) -> list[float]:
     """The losses of twelve steps on one process."""
-    folder = tmp_path_factory.mktemp("alone")
-    (folder / "small.mtf").write_text(MODEL)
-    random = np.random.default_rng(0)
-    np.savez(folder / "data.npz", **{name: random.standard_normal((80, 8), np.float32) for name in "xy"})
+    folder = write_files(tmp_path_factory.mktemp("alone"), place)
     alone(folder, "--steps", "12", "--dir", "run")
-    yield curve(folder / "run")
+    return curve(folder / "run")
 
 
 def wait_for_step(folder: Path, step: int) -> None:
@@ -291,17 +286,10 @@ def test_several_processes_evaluate(files: Path) -> None:
     np.savez(files / "rows.npz", **{name: random.standard_normal((42, 8), np.float32) for name in "xy"})
     alone(files, "--steps", "2", "--dir", "run")
     options = ["--params", "run", "--data", "rows.npz", "--format", "json", "--layout", "crossed"]
-    one = subprocess.run(
-        [sys.executable, "-m", "mtfc", "eval", "small.mtf", *options],
-        cwd=files,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    one = alone(files, *options, word="eval")
     (status, out, err), (other, nothing, _) = Group(files, 2, *options, word="eval").ended()
     assert (status, other, nothing) == (OK, OK, ""), err
-    first, second = (json.loads(each)["eval"]["loss"] for each in (one.stdout, out))
+    first, second = (json.loads(each)["eval"]["loss"] for each in (one, out))
     np.testing.assert_allclose(second, first, rtol=1e-6)
     for status, _, err in Group(files, 2, *options, word="eval", last=("--batches", "1")).ended():
         assert status == USAGE and "--batches: nothing on process 0; 1 on process 1" in err
@@ -352,16 +340,8 @@ def test_processes_agree_before_the_first_step(files: Path) -> None:
             )
     options = ("--steps", "3", "--dir", "run", "--data", "all/shards")
     last = (
-        "--seed",
-        "1",
-        "--data",
-        "some/shards",
-        "--layout",
-        "crossed",
-        "--eval",
-        "data.npz",
-        "--memory",
-        "1GiB",
+        *("--seed", "1", "--data", "some/shards", "--layout", "crossed"),
+        *("--eval", "data.npz", "--memory", "1GiB"),
     )
     for status, _, err in Group(files, 2, *options, last=last).ended():
         assert status == USAGE
@@ -389,16 +369,8 @@ def batches():
 
 
 ON_FUNCTION = [
-    "--data",
-    "own:batches",
-    "--steps",
-    "9",
-    "--dir",
-    "run",
-    "--layout",
-    "both",
-    "--save-every",
-    "50",
+    *("--data", "own:batches", "--steps", "9"),
+    *("--dir", "run", "--layout", "both", "--save-every", "50"),
 ]
 
 
@@ -435,18 +407,12 @@ def test_sigterm_ends_a_wait_for_data_of_another_process(files: Path) -> None:
 
 def test_a_process_that_does_not_come_is_named(files: Path) -> None:
     place = ("--coordinator", f"127.0.0.1:{free_port()}", "--processes", "2", "--process-id", "0")
-    alone = subprocess.run(
-        command("--join-seconds", "1", *place),
-        cwd=files,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-    )
-    assert alone.returncode == ENVIRONMENT
-    assert "process 0 of 2 has waited 1 s at 127.0.0.1:" in alone.stderr
-    assert ": process 1 has not joined; start all" in alone.stderr
-    assert "stack trace" not in alone.stderr
+    process = start(files, "--join-seconds", "1", *place)
+    _, err = process.communicate()
+    assert process.returncode == ENVIRONMENT
+    assert "process 0 of 2 has waited 1 s at 127.0.0.1:" in err
+    assert ": process 1 has not joined; start all" in err
+    assert "stack trace" not in err
 
 
 def test_processes_that_have_not_joined_are_named() -> None:
