@@ -30,7 +30,7 @@ from mtfc.driver.data.files import with_local_copies
 from mtfc.driver.data.inputs import shape_text, stacked
 from mtfc.driver.data.packages import import_package
 from mtfc.driver.data.tokenizers import Tokenizer
-from mtfc.driver.errors import UsageError, raised_as
+from mtfc.driver.errors import UsageError, raised_as, similar_path
 from mtfc.driver.training.data_interface import (
     AHEAD,
     BatchIterator,
@@ -252,7 +252,7 @@ def _location(spec: str, tokenizer: Tokenizer | None) -> tuple[str, str | None]:
         raise UsageError(
             f"{spec}: give the dtype of its tokens, as in {spec}:uint16, or for text a --tokenizer"
         )
-    raise UsageError(f"{spec}: no such file or directory; {FORMS}")
+    raise UsageError(f"{spec}: no such file or directory{similar_path(spec) or f'; {FORMS}'}")
 
 
 FORMS = (
