@@ -163,9 +163,22 @@ class _Call:
                 self.bindings.dims[name] = dim, node.span
             return dim is not None
         operand = kinds.tensor(self.caller, node)
-        if operand is not None:
-            found[name] = operand
-        return operand is not None
+        if operand is None or not self._is_meant(argument, node):
+            return False
+        found[name] = operand
+        return True
+
+    def _is_meant(self, argument: ast.FnArg, node: ast.Node) -> bool:
+        """Return False, and report an error, for a dimension by its place where a number with a default is expected."""
+        by_place = any(each is node for each in self.node.arguments)
+        if argument.type or argument.default is None or not by_place or not isinstance(node, ast.DimName):
+            return True
+        if node.text in self.caller.values or self.caller.scope.find_dim(node) is None:
+            return True
+        name = argument.name.text
+        help = f"for its size write `{name} = {node.text}`; "
+        help += binding_help(self.decl, self.node, self.caller.scope, node) or "its dimensions follow from the other arguments"
+        return self._error("E204", f"`{name}` of `{self.name}` is a number, found dimension `{node.text}`", node.span, help)
 
     def _complete(self, given: Collection[str]) -> bool:
         missing = [
@@ -526,12 +539,19 @@ def bound_labels(bindings: Bindings, type: ast.Type, apart_from: Span) -> list[L
     return labels
 
 
-def binding_help(decl: ast.FnDecl, node: ast.Call, scope: Scope) -> str | None:
-    """Return help for sizes given as arguments: `nn.dense[d_out = classes](h)` for `nn.dense(h, 10)`."""
+def binding_help(
+    decl: ast.FnDecl, node: ast.Call, scope: Scope, misplaced: ast.Node | None = None
+) -> str | None:
+    """Return help for sizes given as arguments: `nn.dense[d_out = classes](h)` for `nn.dense(h, 10)`.
+
+    misplaced: the argument that is a dimension, None for those that are too many.
+    """
     determined = {name.text for each in decl.args if each.type for name in names(each.type)}
     own = {each.name.text for each in decl.args} | {each.generic.text for each in node.bindings}
     wanted = [each.text for each in decl.generics if each.text not in determined | own]
     given, extra = node.arguments[: len(decl.args)], node.arguments[len(decl.args) :]
+    if misplaced is not None:
+        given, extra = tuple(each for each in given if each is not misplaced), (misplaced,)
     if len(extra) > len(wanted):
         return None
     call, declared = _with_bindings(node, list(zip(wanted, extra, strict=False)), given, scope)
