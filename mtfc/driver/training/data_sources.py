@@ -25,6 +25,7 @@ import numpy as np
 from mtfc.backends.common.shares import Ranges, Share
 from mtfc.compiler.diagnostics import nearest
 from mtfc.compiler.ir.core import Program
+from mtfc.compiler.ir.types import FLOATS
 from mtfc.driver.data.array_files import Array
 from mtfc.driver.data.files import with_local_copies
 from mtfc.driver.data.inputs import shape_text, stacked
@@ -388,6 +389,13 @@ class FileSource:
     def places(self, position: Position, seed: int | None) -> str:
         step = position["iterator"]["next_index"] - 1
         numbers = self._order(seed).numbers(step * self.per_step + np.arange(self.per_step))
+        for each in self.inputs:
+            has_rows = each.name not in self.examples.constants and each.rows == self.examples.dim.size
+            if each.type.dtype in FLOATS and has_rows:
+                rows = self.examples.read(each, numbers).reshape(len(numbers), -1)
+                if not (finite := np.isfinite(rows).all(axis=1)).all():
+                    bad = self.examples.places(numbers[~finite])
+                    return f"`{each.name}` has numbers that are not finite in {bad}"
         return self.examples.places(numbers)
 
     def _step(self, share: Share, order: Order, step: int) -> dict[str, Array]:
