@@ -55,10 +55,10 @@ def find_function(scope: Scope, name: ast.Name | ast.Path) -> DeclaredFunction |
 def call_function(
     expressions: Expressions, node: ast.Call, function: DeclaredFunction, variables: Variables
 ) -> Results:
-    """Inline a call; a result with an error is None."""
+    """Inline a call; a result with an error is None, or a placeholder of the type that the function declares."""
     call = _Call(expressions, node, function)
     results = call.run(variables) if expressions.stack else _shallow(call, variables)
-    return results or (None,) * len(function.decl.results)
+    return results or tuple(call.declared(type) for type in function.decl.results)
 
 
 def _shallow(call: _Call, variables: Variables) -> Results | None:
@@ -106,6 +106,14 @@ class _Call:
         body.run()
         block.call = outer
         return tuple(body.results)
+
+    def declared(self, type: ast.Type) -> Result:
+        """Return a placeholder of a declared result, if the type says all, without generic dimensions."""
+        generics = {name.text for name in self.decl.generics}
+        is_open = has_rest(type) or any(name.text in generics for name in names(type))
+        if is_open or (type.dtype is not None and type.dtype.text == ANY):
+            return None
+        return self.caller.placeholder(self.function.scope.type(type), self.node.span)
 
     def _error(self, code: str, message: str, span: Span, help: str | None = None) -> Literal[False]:
         label = Label(self.decl.name.span, f"`{self.decl.name.text}` is declared here")
@@ -326,14 +334,14 @@ class FunctionBody(ElaboratedBody):
     ) -> Result:
         result = self.expressions.value(node, variable)
         if result is None or type is None:
-            return None
+            return self.expressions.placeholder(type, node.span)
         operand = self.expressions.as_operand(result, node.span)
         if operand.fits(type):
             return self.expressions.as_type(operand, type, variable)
         message = f"`{self.decl.name.text}` returns {shown(declared)}, found {operand.found}"
         labels = [Label(declared.span, f"declared here, and {type} in this call")]
         self.scope.error("E221", message, node.span, labels, _result_help(operand, type))
-        return None
+        return self.expressions.placeholder(type, node.span)
 
 
 def _result_help(operand: Operand, type: TensorType) -> str | None:
