@@ -117,7 +117,6 @@ class _Strict(argparse.ArgumentParser):
                 self.error(f"argument {names}: expected a value, and not an empty text")
         return options, unknown
 
-
     def _unknown(self, arguments: list[str]) -> str:
         """Return the message about arguments that the subcommand does not take."""
         option = next((each.partition("=")[0] for each in arguments if each.startswith("-")), None)
@@ -126,7 +125,9 @@ class _Strict(argparse.ArgumentParser):
         pattern = rf"^  (-\w, )?{re.escape(option)}\b(?!-)"
         others = [name for name in SUBCOMMANDS if re.search(pattern, _subcommand(name).OPTIONS, re.MULTILINE)]
         if others:
-            return f"there is no option {option}: it is one of {', '.join(f'`mtfc {name}`' for name in others)}"
+            return (
+                f"there is no option {option}: it is one of {', '.join(f'`mtfc {name}`' for name in others)}"
+            )
         near = nearest(option.strip("-"), [name.strip("-") for name in self._option_string_actions])
         return f"there is no option {option}{f': did you mean --{near}?' if near else ''}"
 

@@ -121,7 +121,9 @@ def _only_mesh(text: str, decl: ast.LayoutDecl, module: Module) -> Mesh:
     if len(module.meshes) == 1:
         return next(iter(module.meshes.values()))
     declared = f"the file declares {'several' if module.meshes else 'none'}"
-    axes = dict.fromkeys(axis.text for node in walk(decl) if isinstance(node, ast.SplitRule) for axis in node.axes)
+    axes = dict.fromkeys(
+        axis.text for node in walk(decl) if isinstance(node, ast.SplitRule) for axis in node.axes
+    )
     fitting = (name for name, mesh in module.meshes.items() if {*axes} <= {*mesh.names})
     example = next(fitting, f'"{";".join(f"{axis}:2" for axis in axes)}"')
     message = f"these rules need a mesh, and {declared}"

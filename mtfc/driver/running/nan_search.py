@@ -196,7 +196,9 @@ def _first_place(array: Any, value: Value) -> str:
     """Return the place of the first number that is not finite; the first axis may be that of micro-batches."""
     index = np.argwhere(~np.isfinite(array))[0].tolist()
     names = ["micro-batch"] * (len(index) - len(value.type.names)) + [*value.type.names]
-    return f"the first is at {', '.join(f'{name} = {i}' for name, i in zip(names, index, strict=True)) or 'it'}"
+    return (
+        f"the first is at {', '.join(f'{name} = {i}' for name, i in zip(names, index, strict=True)) or 'it'}"
+    )
 
 
 def _range(value: Value, shards: Shards) -> str:

@@ -331,7 +331,9 @@ class Trainer:
             if about.fingerprint != program_fingerprint(self.program):
                 entries = train_entries(self.program, options.choice.settings)
                 found = changes(about.entries or entries, entries)
-                self._say(f"the model or its `train` block has changed since this checkpoint{found and f': {found}'}")
+                self._say(
+                    f"the model or its `train` block has changed since this checkpoint{found and f': {found}'}"
+                )
             if about.seed != options.seed:
                 self._say(f"the seed was {about.seed} before this checkpoint, and is {options.seed} now")
             return state, about.data, about

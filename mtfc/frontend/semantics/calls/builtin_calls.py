@@ -95,7 +95,11 @@ def _stated(
 ) -> Result:
     """Return a placeholder of the type that an `einsum` with a wrong operand has by its other operands and its statement."""
     dims, dtypes = named.get("dims"), {each.dtype for each in found if each is not None and each.dtype}
-    return None if dims is None or len(dtypes) != 1 else expressions.placeholder(TensorType(*dtypes, dims), site.span)
+    return (
+        None
+        if dims is None or len(dtypes) != 1
+        else expressions.placeholder(TensorType(*dtypes, dims), site.span)
+    )
 
 
 def _read(expressions: Expressions, builtin: Builtin, positional: tuple[ast.Argument, ...]) -> list[Any]:

@@ -185,8 +185,13 @@ class _Call:
             return True
         name = argument.name.text
         help = f"for its size write `{name} = {node.text}`; "
-        help += binding_help(self.decl, self.node, self.caller.scope, node) or "its dimensions follow from the other arguments"
-        return self._error("E204", f"`{name}` of `{self.name}` is a number, found dimension `{node.text}`", node.span, help)
+        help += (
+            binding_help(self.decl, self.node, self.caller.scope, node)
+            or "its dimensions follow from the other arguments"
+        )
+        return self._error(
+            "E204", f"`{name}` of `{self.name}` is a number, found dimension `{node.text}`", node.span, help
+        )
 
     def _complete(self, given: Collection[str]) -> bool:
         missing = [
