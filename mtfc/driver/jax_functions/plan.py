@@ -9,14 +9,15 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import numpy as np
 
 from mtfc.backends.common.devices import Unavailable, jax
 from mtfc.compiler.ir.core import Function, Program, walk
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import ARRAY_DTYPES, Axes, Forms, Layout, Mesh, Rules, TensorType, is_form
-from mtfc.compiler.search.idle_axes import idle_axes, idle_note
+from mtfc.compiler.search.idle_axes import all_rules, idle_axes, idle_note
 from mtfc.driver.data.files import parsed_json, read_bytes, readable_texts, write_text
-from mtfc.driver.errors import UsageError, public
+from mtfc.driver.errors import UsageError, public, say
 from mtfc.driver.jax_functions.shardings import (
     PackedProgram,
     Unsaid,
@@ -89,7 +90,8 @@ class Plan:
         return self.program.function(self.imported.main.name)
 
     def __repr__(self) -> str:
-        return f"<Plan {self.rules_text or 'nothing is split'} on {self.mesh_text}>"
+        idle = f"; {' and '.join(self.idle_axes)} idle" if self.idle_axes else ""
+        return f"<Plan {self.rules_text or 'nothing is split'} on {self.mesh_text}{idle}>"
 
     @property
     def rules(self) -> Mapping[str, Axes]:
@@ -317,6 +319,11 @@ class Plan:
             raise UsageError(f"the arguments have {what}, and a structure other than that of the plan")
         leaves = [leaf for _, leaf in found]
         for leaf, x in zip(self._arguments, leaves, strict=True):
+            if getattr(x, "is_deleted", bool)():
+                raise UsageError(
+                    f"{leaf.name} was donated to an earlier call, and holds no numbers by now: give `plan.step` what that call "
+                    f"returned for it, or do not donate it"
+                )
             shape, found_shape = leaf.user_shape, tuple(getattr(x, "shape", ()))
             if found_shape != shape:
                 raise UsageError(f"{leaf.name} has shape {found_shape}, and the plan is for {shape}")
@@ -353,12 +360,41 @@ class Plan:
     @public
     def step(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the function by our own SPMD program: explicit collectives inside `jax.shard_map`. Works under `jax.jit`."""
-        packed, out_tree = self._packed, self.imported.flat.out_tree
+        plan = self.for_sizes(args, kwargs)
+        packed, out_tree = plan._packed, plan.imported.flat.out_tree
 
         def compute(leaves: Sequence[Any]) -> Sequence[Any]:
             return packed.results(packed.run(packed.arguments(leaves)))
 
-        return jax.tree.unflatten(out_tree, self._computed(compute, self._leaves(args, kwargs)))
+        return jax.tree.unflatten(out_tree, plan._computed(compute, plan._leaves(args, kwargs)))
+
+    def for_sizes(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Plan:
+        """Return the plan of the same layout for the sizes of arguments, made once for each with a message.
+
+        Return this plan for arguments that differ otherwise, too: `check_arguments` reports them. Raises `UsageError` where a
+        dimension does not divide evenly.
+        """
+        by_name = by_place(self.function, args, kwargs)
+        shapes = tuple(tuple(getattr(x, "shape", ())) for x in jax.tree.leaves(by_name))
+        own = tuple(leaf.user_shape for leaf in self._arguments)
+        if shapes == own or [*map(len, shapes)] != [*map(len, own)] or self.imported.again is None:
+            return self
+        if shapes not in self._of_shapes:
+            try:
+                other = self.imported.again(*jax.tree.map(_abstract, by_name))
+            except Exception:  # of the user's function, which does not take such arrays together
+                return self
+            if structure(other.program) != structure(self.imported.program):
+                return self
+            note = check_sizes(self.case, argument_sizes(self.imported.program), other.program, "the plan")
+            say(f"{note}; `plan.step` is compiled anew")
+            self._of_shapes[shapes] = attrs.evolve(self, imported=other)
+        return self._of_shapes[shapes]
+
+    @cached_property
+    def _of_shapes(self) -> dict[tuple[tuple[int, ...], ...], Plan]:
+        """The plans that `for_sizes` has made, by the shapes of all arguments."""
+        return {}
 
     @public
     def pack(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -541,6 +577,8 @@ class Plan:
         record = {
             "format": FORMAT,
             "program": fingerprint(self.imported.program),
+            "structure": structure(self.imported.program),
+            "sizes": argument_sizes(self.imported.program),
             "mesh": self.case.mesh.sizes,
             "memory": limit.memory if limit else None,
             "machine": machine if isinstance(machine, str) else None,
@@ -551,6 +589,11 @@ class Plan:
             },
         }
         return f"{json.dumps(record, indent=2)}\n"
+
+
+def _abstract(x: Any) -> Any:
+    """Return the shape and the dtype of an array; other leaves as they are."""
+    return jax.ShapeDtypeStruct(x.shape, x.dtype) if isinstance(x, (jax.Array, np.ndarray)) else x
 
 
 def _dtype_of(x: Any) -> str:
@@ -606,8 +649,8 @@ def case_of(record: Mapping[str, Any]) -> LayoutOnMesh:
     return LayoutOnMesh(mesh, plan, limit=limit_of(f"{memory}{at}" if memory else None, {}, plan))
 
 
-def read_plan(path: str) -> tuple[LayoutOnMesh, str]:
-    """Return the mesh and the layout of a file that `Plan.save` wrote, and the fingerprint of its program.
+def read_plan(path: str) -> tuple[LayoutOnMesh, Mapping[str, Any]]:
+    """Return the mesh and the layout of a file that `Plan.save` wrote, and the record of the file.
 
     Raises `UsageError`.
     """
@@ -615,20 +658,57 @@ def read_plan(path: str) -> tuple[LayoutOnMesh, str]:
         record = parsed_json(read_bytes(path, LARGEST))
         if record["format"] != FORMAT:
             raise ValueError
-        return case_of(record), str(record["program"])
+        return case_of(record), record
     except (KeyError, TypeError, ValueError, AttributeError, json.JSONDecodeError):
         raise UsageError(f"{path} is no plan that this version of mtfc wrote") from None
 
 
 def fingerprint(program: Program) -> str:
-    """Return a number that tells programs with other arguments or dimensions apart."""
+    """Return a number that tells programs with other arguments, dimensions or sizes apart."""
+    arguments = program.function("forward").arguments
+    return _hashed(
+        [(a.value.name, str(a.value.type), [d.size for d in a.value.type.dims]) for a in arguments]
+    )
+
+
+def structure(program: Program) -> str:
+    """Return a number that tells programs with other arguments or dimensions apart, at any sizes."""
+    return _hashed([(a.value.name, str(a.value.type)) for a in program.function("forward").arguments])
+
+
+def _hashed(value: object) -> str:
     from hashlib import sha256
 
-    forward = program.function("forward")
-    text = repr(
-        [(a.value.name, str(a.value.type), [d.size for d in a.value.type.dims]) for a in forward.arguments]
+    return sha256(repr(value).encode()).hexdigest()[:16]
+
+
+def argument_sizes(program: Program) -> dict[str, int]:
+    """Return the size of each dimension of the arguments."""
+    return {d.name: d.size for a in program.function("forward").arguments for d in a.value.type.dims}
+
+
+def check_sizes(case: LayoutOnMesh, before: Mapping[str, int], program: Program, what: str) -> str:
+    """Return a sentence on what was checked of a layout that was made for other sizes of a program's dimensions.
+
+    Raises `UsageError` if a dimension that the layout splits does not divide evenly.
+    """
+    layout, now = case.layout, {name: dim.size for name, dim in program.dims.items()}
+    for dim, axes in (each for rules in all_rules(layout) for each in rules.axes):
+        parts = case.mesh.size(axes)
+        if now.get(dim, 0) % parts:
+            raise UsageError(
+                f"{what} splits `{dim}` over {', '.join(axes)} in {parts} parts, and its size is {now[dim]} here: make it a "
+                f"multiple of {parts}, or search a plan for this size"
+            )
+    sizes = [
+        f"{name} {size} and not {before[name]}"
+        for name, size in argument_sizes(program).items()
+        if before.get(name, size) != size
+    ]
+    return (
+        f"{what} is used for {', '.join(sizes)}: every dimension that it splits divides evenly; its memory and time are not "
+        "checked"
     )
-    return sha256(text.encode()).hexdigest()[:16]
 
 
 def _texts(spans: Any) -> dict[str, str]:
