@@ -16,6 +16,7 @@ import mtfc
 from mtfc.backends.common.devices import setting_kept
 from mtfc.compiler.ir.core import Equation, Program, walk
 from mtfc.compiler.ir.ops import has_trait
+from mtfc.compiler.ir.printer import print_program
 from mtfc.compiler.passes.partition.combine_collectives import CombineCollectives
 from mtfc.compiler.passes.pipelines import default_pipeline, run
 from mtfc.driver.data.array_files import Arrays
