@@ -37,8 +37,12 @@ HABITS = {
     "build": "compile", "fit": "train", "format": "fmt", "generate": "run", "init": "new", "lint": "check", "optimize": "search",
     "plan": "search", "plot": "draw", "predict": "run", "price": "cost", "profile": "simulate", "test": "verify",
     "typecheck": "check", "validate": "check", "version": "--version",
+    **dict.fromkeys(("--lr", "--learning-rate"), "--set optimizer.learning_rate=0.1"),
+    **dict.fromkeys(("--batch-size", "--batch"), "--dim batch=32"),
+    **dict.fromkeys(("--gpu", "--cuda", "--device", "--cpu"), "JAX_PLATFORMS=cpu in the environment"), "--json": "--format json",
+    "--compiled": "mtfc inspect FILE --target cpu:8, for plan.apply with --apply",
 }  # fmt: skip
-"""Commands of other programs, and our own for each."""
+"""Commands and options of other programs, and our own for each."""
 
 
 WITH_OWN_LINES = ("train", "lsp")
@@ -103,10 +107,6 @@ class _Strict(argparse.ArgumentParser):
 
     def parse_known_args(self, *arguments: Any, **named: Any) -> Any:
         options, unknown = super().parse_known_args(*arguments, **named)
-        if "--compiled" in unknown:
-            self.error(
-                "--compiled is a command of its own now: mtfc inspect FILE --target cpu:8, for plan.apply with --apply"
-            )
         if unknown:
             self.error(self._unknown(unknown))
         for action in self._actions:
@@ -121,7 +121,9 @@ class _Strict(argparse.ArgumentParser):
         """Return the message about arguments that the subcommand does not take."""
         option = next((each.partition("=")[0] for each in arguments if each.startswith("-")), None)
         if option is None:
-            return f"unexpected {' '.join(arguments)}: quote a text that has blanks"
+            return f"unexpected {' '.join(arguments)}: a text with blanks stands in quotes"
+        if option in HABITS:
+            return f"there is no option {option}: write {HABITS[option]}"
         pattern = rf"^  (-\w, )?{re.escape(option)}\b(?!-)"
         others = [name for name in SUBCOMMANDS if re.search(pattern, _subcommand(name).OPTIONS, re.MULTILINE)]
         if others:

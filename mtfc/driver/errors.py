@@ -53,10 +53,10 @@ def similar_path(path: str) -> str:
         found = found.parent
     with suppress(OSError, ValueError):
         names = [each.name for each in islice(found.parent.iterdir(), MOST_NAMES)]
-        alike = [name for name in names if name.endswith(found.suffix)] or names
-        end = found.suffix if alike is not names else ""
-        if near := nearest(found.name.removesuffix(end), [name.removesuffix(end) for name in alike]):
-            place = found.parent / f"{near}{end}"
+        stems = {name.removesuffix(found.suffix): name for name in names if name.endswith(found.suffix)}
+        near = nearest(found.stem, stems) or nearest(found.name, {*names}.difference(stems.values()))
+        if near:
+            place = found.parent / stems.get(near, near)
             whole = place.joinpath(*rest)
             return f": did you mean {whole if whole.exists() else place}?"
     return ""

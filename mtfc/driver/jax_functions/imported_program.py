@@ -18,7 +18,7 @@ from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Layout, Mesh, Rules
 from mtfc.compiler.search.idle_axes import without_idle_axes
 from mtfc.driver.data.files import readable_texts
-from mtfc.driver.errors import UsageError, in_python, public, say
+from mtfc.driver.errors import UsageError, diagnostic_in_python, in_python, public, say
 from mtfc.driver.jax_functions.plan import Plan, check_sizes, fingerprint, machine, read_plan, structure
 from mtfc.driver.jax_functions.xla_faults import met_faults
 from mtfc.driver.loading.layout_targets import layout_targets
@@ -126,12 +126,10 @@ class ImportedProgram:
         limit = limit_of(given, {}, case.layout)
         found = Plan(self.imported, attrs.evolve(case, limit=limit), self.function)
         if given is not None:
-            sources = Sources()
-            sources.texts["<--memory>"] = given
             try:
                 _ = found.program
             except CompileError as error:
-                raise CompileError(sources.shown(error.diagnostics)) from None
+                raise _in_python(error, {"<--memory>": given}) from None
         return found
 
     def _case(self, layout: str | None, mesh: str | None) -> LayoutOnMesh:
@@ -237,7 +235,7 @@ class ImportedProgram:
 
     @public
     def load(self, path: str) -> Plan:
-        """Return the plan that `Plan.save` wrote to a file, perhaps for other sizes of dimensions: a message says what was checked.
+        """Return the plan that `Plan.save` wrote to a file. If it was for other sizes, a message says what was checked.
 
         Raises `ValueError` if the file is no plan, or the plan of a program with other arguments, or if it splits a dimension
         that does not divide evenly, and `OSError`.
@@ -273,6 +271,14 @@ class ImportedProgram:
                 "`verify` takes a plan of this program: make it by `program.plan`, `search` or `load`"
             )
         return verified(plan, args, kwargs, seed, budget=budget)
+
+
+def _in_python(error: CompileError, texts: Mapping[str, str]) -> CompileError:
+    """Return an error with the user's lines, and with options as arguments of a call. texts: those of options."""
+    sources = Sources()
+    sources.texts |= readable_texts(place.file for each in error.diagnostics for place in each.spans)
+    sources.texts |= texts
+    return CompileError(sources.shown(map(diagnostic_in_python, error.diagnostics)))
 
 
 def _lists_of_numbers(function: Callable[..., Any], args: Sequence[Any]) -> str | None:
@@ -341,7 +347,5 @@ def imported_program(
             raise UsageError(f"{unlike} ({str(error).partition(chr(10))[0]})") from None
         if not isinstance(error, CompileError):
             raise
-        sources = Sources()  # the user's lines
-        sources.texts |= readable_texts(each.span.file for each in error.diagnostics)
-        raise CompileError(sources.shown(error.diagnostics)) from None
+        raise _in_python(error, {}) from None
     return ImportedProgram(found, found.flat.function)

@@ -57,8 +57,9 @@ class BadNumbers:
     """Numbers that are not finite, where they come into being.
 
     source: the equation that made them, or the argument that held them before the step. bad, size: number of such elements, and
-    of all elements, on all processors. operands: ranges of the equation's operands, or the argument's first place. iterations: dimension and index of each loop
-    around the equation, the outer one first. cause: infinite numbers in the operands from which the equation made NaN.
+    of all elements, on all processors. operands: ranges of the equation's operands, or the argument's first place. iterations:
+    dimension and index of each loop around the equation, the outer one first. cause: infinite numbers in the operands from which
+    the equation made NaN.
     """
 
     source: Equation | Argument

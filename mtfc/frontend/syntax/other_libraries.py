@@ -130,9 +130,14 @@ VALUES: Mapping[str, str] = {
 }
 
 ENTRIES: Mapping[str, str] = {
-    **dict.fromkeys(("epochs", "steps", "seed"), "the command has it: `mtfc train FILE --epochs 3`, `--steps`, `--seed`"),
+    **dict.fromkeys(
+        ("epochs", "steps", "seed"), "the command has it: `mtfc train FILE --epochs 3`, `--steps`, `--seed`"
+    ),
     **dict.fromkeys(("batch_size", "batch"), "the batch is a dimension: `dim batch = 32`"),
-    **dict.fromkeys(("learning_rate", "lr"), "an optimizer has it: `optimizer = adam(learning_rate = 0.1)`"),
+    **dict.fromkeys(
+        ("learning_rate", "lr"),
+        "an optimizer has it: `optimizer = adam(learning_rate = 0.1)`, or `--set optimizer.learning_rate=0.1`",
+    ),
     **dict.fromkeys(("loss", "objective"), "write `minimize loss`"),
     "metrics": "write `report accuracy`",
 }

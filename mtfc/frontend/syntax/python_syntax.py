@@ -227,6 +227,12 @@ def _sizes(statement: Sequence[Token], at: int) -> Found:
         return None
     size, function = texts[at], texts[opener - 1]
     message = f"expected a dimension, found `{size}`"
+    if texts[0] == "mesh":
+        return (
+            statement[at],
+            f"expected a mesh axis, found `{size}`",
+            "an axis has a name: `[rows: 2, cols: 4]`",
+        )
     if texts[at - 1] == "=":
         name = "classes" if texts[at - 2].startswith("d_") else texts[at - 2]
         return (

@@ -124,6 +124,9 @@ def _sign(previous: Token, token: Token, names: list[str]) -> str | None:
         return help.format(previous.text)
     if names[0] == TOP and token.kind == "NAME":
         return f"a size is `dim {token.text} = 4`, and a statement stands in a model: `model m(x: [batch]) {{ ... }}`"
+    if names[0] == "a statement" and token.kind == "PATH":
+        value, _, function = token.text.rpartition(".")
+        return f"a statement names its result: `{value} = {function}({value})`"
     is_replaced = len(names) == 1 and names[0].startswith("`") and token.text in REPLACED
     return f"write {names[0]} in place of `{token.text}`" if is_replaced else None
 

@@ -306,7 +306,7 @@ class Expressions:
         """Return a value of a known type for an expression with a reported error, so that the check goes on."""
         if type is None:
             return None
-        value = self.number_as(Operand(False if type.dtype == "bool" else 0, span), type.dtype)
+        value = convert(False if type.dtype == "bool" else 0, type.dtype)
         made = self.emit(Site(span), "full", dims=type.dims, value=value, dtype=type.dtype)
         self.scope.reports.placeholders.add(made)
         return made

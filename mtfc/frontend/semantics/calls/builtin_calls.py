@@ -94,12 +94,10 @@ def _stated(
     expressions: Expressions, site: Site, found: list[Operand | None], named: Mapping[str, Any]
 ) -> Result:
     """Return a placeholder of the type that an `einsum` with a wrong operand has by its other operands and its statement."""
-    dims, dtypes = named.get("dims"), {each.dtype for each in found if each is not None and each.dtype}
-    return (
-        None
-        if dims is None or len(dtypes) != 1
-        else expressions.placeholder(TensorType(*dtypes, dims), site.span)
-    )
+    dims, dtypes = named.get("dims"), {each.dtype for each in found if each is not None} - {None}
+    if dims is None or len(dtypes) != 1:
+        return None
+    return expressions.placeholder(TensorType(str(dtypes.pop()), dims), site.span)
 
 
 def _read(expressions: Expressions, builtin: Builtin, positional: tuple[ast.Argument, ...]) -> list[Any]:

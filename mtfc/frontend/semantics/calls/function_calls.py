@@ -553,7 +553,7 @@ def bound_labels(bindings: Bindings, type: ast.Type, apart_from: Span) -> list[L
 
 
 def binding_help(
-    decl: ast.FnDecl, node: ast.Call, scope: Scope, misplaced: ast.Node | None = None
+    decl: ast.FnDecl, node: ast.Call, scope: Scope, misplaced: ast.DimName | None = None
 ) -> str | None:
     """Return help for sizes given as arguments: `nn.dense[d_out = classes](h)` for `nn.dense(h, 10)`.
 
