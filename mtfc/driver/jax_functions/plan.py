@@ -319,7 +319,7 @@ class Plan:
             raise UsageError(f"the arguments have {what}, and a structure other than that of the plan")
         leaves = [leaf for _, leaf in found]
         for leaf, x in zip(self._arguments, leaves, strict=True):
-            if getattr(x, "is_deleted", bool)():
+            if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer) and x.is_deleted():
                 raise UsageError(
                     f"{leaf.name} was donated to an earlier call, and holds no numbers by now: give `plan.step` what that call "
                     f"returned for it, or do not donate it"
