@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import attrs
 
 from mtfc.compiler.activity import doing
-from mtfc.compiler.diagnostics import nearest
+from mtfc.compiler.diagnostics import did_you_mean
 from mtfc.compiler.garbage import few_collections
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Layout, Mesh
@@ -273,9 +273,7 @@ ENTRY_POINTS = "mtfc.passes"
 def unknown_pass(name: str, known: Iterable[str]) -> str:
     """Return the message about a pass that does not exist."""
     names = list(known)
-    near = nearest(name, names)
-    remedy = f"did you mean `{near}`?" if near else f"the passes are {', '.join(names)}"
-    return f"unknown pass `{name}`; {remedy}"
+    return f"unknown pass `{name}`; {did_you_mean(name, names, 'the passes are ' + ', '.join(names))}"
 
 
 def installed_pass(name: str) -> type[Pass]:

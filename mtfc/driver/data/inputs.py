@@ -10,7 +10,7 @@ from zlib import crc32
 
 import attrs
 
-from mtfc.compiler.diagnostics import Diagnostics, Span, nearest
+from mtfc.compiler.diagnostics import Diagnostics, Span, did_you_mean, nearest
 from mtfc.compiler.ir.core import Argument, Equation, Function, Parameter, Program
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.elementwise import numpy_dtype
@@ -451,8 +451,7 @@ PARTIAL = "`--params-partial` draws what the file lacks from --seed"
 
 def _unknown(name: str, declared: Iterable[str], fitting: Fitting) -> None:
     if name != "loss":
-        near = nearest(name, declared)
-        help = f"did you mean `{near}`?" if near else f"the model has {listed(declared)}"
+        help = did_you_mean(name, declared, f"the model has {listed(declared)}")
         if newest_checkpoint(Path(fitting.path)) is not None:
             help += "; for a model with fewer parameters, `--params-partial` leaves the others out"
         fitting.error(

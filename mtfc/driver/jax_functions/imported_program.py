@@ -19,7 +19,7 @@ from mtfc.compiler.ir.types import Layout, Mesh, Rules
 from mtfc.compiler.search.idle_axes import without_idle_axes
 from mtfc.driver.data.files import readable_texts
 from mtfc.driver.errors import UsageError, diagnostic_in_python, in_python, public, say
-from mtfc.driver.jax_functions.plan import Plan, check_sizes, fingerprint, machine, read_plan, structure
+from mtfc.driver.jax_functions.plan import Plan, argument_sizes, check_sizes, machine, read_plan, structure
 from mtfc.driver.jax_functions.xla_faults import met_faults
 from mtfc.driver.loading.layout_targets import layout_targets
 from mtfc.driver.loading.memory_limit import limit_of, written_limit
@@ -244,15 +244,14 @@ class ImportedProgram:
 
     def loaded(self, path: str) -> LayoutOnMesh:
         """Return the mesh and the layout of a plan's file. Raises `UsageError`."""
-        case, record = read_plan(path)
-        if record["program"] == fingerprint(self.program):
-            return case
-        if record.get("structure") != structure(self.program):
+        case, program, sizes = read_plan(path)
+        if program != structure(self.program):
             raise UsageError(
                 f"{path} is the plan of a program with other arguments, or other names of dimensions, or is of another version "
                 f"of mtfc: make it again by `program.plan` or `program.search`"
             )
-        say(check_sizes(case, record["sizes"], self.program, path))
+        if sizes != argument_sizes(self.program):
+            say(check_sizes(case, sizes, self.program, path))
         return case
 
     @public

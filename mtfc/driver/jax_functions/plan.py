@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from mtfc.frontend.jaxpr.flat import AppliedPrimitive
     from mtfc.reports.inspection import Inspection
 
-FORMAT = 1
+FORMAT = 2
 """The version of the file that `Plan.save` writes."""
 
 LARGEST = 2**24
@@ -576,8 +576,7 @@ class Plan:
         machine = written_limit(limit.hardware, {}) if limit and limit.hardware else None
         record = {
             "format": FORMAT,
-            "program": fingerprint(self.imported.program),
-            "structure": structure(self.imported.program),
+            "program": structure(self.imported.program),
             "sizes": argument_sizes(self.imported.program),
             "mesh": self.case.mesh.sizes,
             "memory": limit.memory if limit else None,
@@ -649,8 +648,8 @@ def case_of(record: Mapping[str, Any]) -> LayoutOnMesh:
     return LayoutOnMesh(mesh, plan, limit=limit_of(f"{memory}{at}" if memory else None, {}, plan))
 
 
-def read_plan(path: str) -> tuple[LayoutOnMesh, Mapping[str, Any]]:
-    """Return the mesh and the layout of a file that `Plan.save` wrote, and the record of the file.
+def read_plan(path: str) -> tuple[LayoutOnMesh, str, dict[str, int]]:
+    """Return the mesh and the layout of a file that `Plan.save` wrote, and its program's structure and sizes.
 
     Raises `UsageError`.
     """
@@ -658,28 +657,20 @@ def read_plan(path: str) -> tuple[LayoutOnMesh, Mapping[str, Any]]:
         record = parsed_json(read_bytes(path, LARGEST))
         if record["format"] != FORMAT:
             raise ValueError
-        return case_of(record), record
+        case = case_of(record)
+        for rules in all_rules(case.layout):
+            _ = [case.mesh.size(axes) for _, axes in rules.axes]
+        return case, str(record["program"]), {str(name): int(size) for name, size in record["sizes"].items()}
     except (KeyError, TypeError, ValueError, AttributeError, json.JSONDecodeError):
         raise UsageError(f"{path} is no plan that this version of mtfc wrote") from None
 
 
-def fingerprint(program: Program) -> str:
-    """Return a number that tells programs with other arguments, dimensions or sizes apart."""
-    arguments = program.function("forward").arguments
-    return _hashed(
-        [(a.value.name, str(a.value.type), [d.size for d in a.value.type.dims]) for a in arguments]
-    )
-
-
 def structure(program: Program) -> str:
     """Return a number that tells programs with other arguments or dimensions apart, at any sizes."""
-    return _hashed([(a.value.name, str(a.value.type)) for a in program.function("forward").arguments])
-
-
-def _hashed(value: object) -> str:
     from hashlib import sha256
 
-    return sha256(repr(value).encode()).hexdigest()[:16]
+    arguments = [(a.value.name, str(a.value.type)) for a in program.function("forward").arguments]
+    return sha256(repr(arguments).encode()).hexdigest()[:16]
 
 
 def argument_sizes(program: Program) -> dict[str, int]:

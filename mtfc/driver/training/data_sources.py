@@ -23,7 +23,7 @@ import attrs
 import numpy as np
 
 from mtfc.backends.common.shares import Ranges, Share
-from mtfc.compiler.diagnostics import nearest
+from mtfc.compiler.diagnostics import did_you_mean
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import FLOATS
 from mtfc.driver.data.array_files import Array
@@ -244,8 +244,7 @@ def _location(spec: str, tokenizer: Tokenizer | None) -> tuple[str, str | None]:
     ):  # `NAME=FILE.npy,...` ends so, too
         return spec, None
     if colon and Path(path).is_file():
-        near = nearest(dtype, TOKEN_DTYPES)
-        help = f"did you mean {near}?" if near else f"expected one of {', '.join(TOKEN_DTYPES)}"
+        help = did_you_mean(dtype, TOKEN_DTYPES, f"expected one of {', '.join(TOKEN_DTYPES)}")
         raise UsageError(f"{spec}: unknown dtype {dtype} of tokens; {help}")
     if Path(spec).is_file():
         if tokenizer is not None:

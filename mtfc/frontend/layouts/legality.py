@@ -15,7 +15,7 @@ from functools import cached_property
 
 import attrs
 
-from mtfc.compiler.diagnostics import Diagnostic, Label, Span, nearest
+from mtfc.compiler.diagnostics import Diagnostic, Label, Span, did_you_mean
 from mtfc.compiler.ir.core import Equation, Program, Value, walk
 from mtfc.compiler.ir.loops import dim_of, region_of
 from mtfc.compiler.ir.ops import OPS
@@ -261,8 +261,7 @@ def _unknown_paths(
     unknown = [path for path in asked if not any(each.of_path(path) for each in facts)]
     known = {name for each in facts for name in (*each.by_path, *each.layout_targets)} if unknown else set()
     for number, path in enumerate(unknown):
-        near = nearest(path, known) if number < SUGGESTIONS else None
-        help = f"did you mean `{near}`?" if near else None
+        help = did_you_mean(path, known) if number < SUGGESTIONS else None
         yield Diagnostic("E305", f"no model has a value `{path}`", declared.paths[path].span, help=help)
 
 
