@@ -14,7 +14,6 @@ from typing import Any, NoReturn, Protocol, cast
 from mtfc.cli.errors import choose_color, diagnosed, encode_anything, guarded
 from mtfc.cli.option_text import add_options
 from mtfc.cli.options import Options
-from mtfc.compiler.diagnostics import nearest
 from mtfc.driver.errors import OK, USAGE
 
 DESCRIPTION = """\
@@ -97,6 +96,8 @@ class _Strict(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
+            from mtfc.compiler.diagnostics import nearest
+
             what = "there is no command" if action.dest == "command" else "there is no value"
             near = HABITS.get(value) or nearest(str(value), map(str, action.choices))
             known = ", ".join(map(str, action.choices))
@@ -119,6 +120,8 @@ class _Strict(argparse.ArgumentParser):
 
     def _unknown(self, arguments: list[str]) -> str:
         """Return the message about arguments that the subcommand does not take."""
+        from mtfc.compiler.diagnostics import nearest
+
         option = next((each.partition("=")[0] for each in arguments if each.startswith("-")), None)
         if option is None:
             return f"unexpected {' '.join(arguments)}: a text with blanks stands in quotes"

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from mtfc.cli import main
 from mtfc.editor.buffers import TextBuffer
 from mtfc.editor.fixes import applied, fixes
 from mtfc.frontend.check import check
 from tests.cli.conftest import Mtfc
 from tests.cli.model import MODEL
+from tests.mistakes import MODEL as CORRECT
+from tests.mistakes import ON_THE_COMMAND_LINE
 
 IN_A_CALL = """\
 dim batch = 2
@@ -108,3 +112,26 @@ def test_all_mistakes_are_shown_and_can_be_fixed() -> None:
         text, before = applied(buffer, fix.changes), text
         assert text != before
     assert text == MODEL
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a folder with a model, parameters and data the current one."""
+    monkeypatch.chdir(tmp_path)
+    for place in ("folder", "data"):
+        Path(place).mkdir()
+    for file in ("model.mtf", "folder/model.mtf"):
+        Path(file).write_text(CORRECT)
+    np.savez("params.npz", w=np.zeros((6, 3), np.float32))
+    np.savez("data/x.npz", x=np.zeros((4, 6), np.float32), labels=np.zeros(4, np.int32))
+
+
+@pytest.mark.parametrize(("wrong", "message", "remedy", "right"), ON_THE_COMMAND_LINE)
+@pytest.mark.usefixtures("workplace")
+def test_mistakes_on_the_command_line(
+    wrong: str, message: str, remedy: str, right: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(shlex.split(wrong)) in (1, 2)
+    shown = capsys.readouterr()
+    assert message in shown.err + shown.out and remedy in shown.err + shown.out
+    assert main(shlex.split(right)) == 0

@@ -453,7 +453,7 @@ def _unknown(name: str, declared: Iterable[str], fitting: Fitting) -> None:
     if name != "loss":
         help = did_you_mean(name, declared, f"the model has {listed(declared)}")
         if newest_checkpoint(Path(fitting.path)) is not None:
-            help += "; for a model with fewer parameters, `--params-partial` leaves the others out"
+            help = f"{help}; for a model with fewer parameters, `--params-partial` leaves the others out"
         fitting.error(
             "E505", f"{fitting.path} has an array `{name}`, which is no parameter", whole(fitting.path), help
         )
