@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from keyword import iskeyword
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, NoReturn, Protocol, cast
 
 from mtfc.cli.errors import choose_color, diagnosed, encode_anything, guarded
 from mtfc.cli.option_text import add_options
 from mtfc.cli.options import Options
-from mtfc.driver.errors import OK
+from mtfc.driver.errors import OK, USAGE
 
 DESCRIPTION = """\
 mtfc compiles tensor programs over named dimensions (.mtf files) to programs for a mesh of processors.
@@ -29,6 +30,18 @@ SUBCOMMANDS = (
     "simulate", "calibrate", "report", "draw", "diff", "solve", "fmt", "new", "doctor", "completion", "help", "lsp",
 )  # fmt: skip
 """Subcommands. Each is a module of this package, which is imported only for its own subcommand."""
+
+
+HABITS = {
+    "build": "compile", "fit": "train", "format": "fmt", "generate": "run", "init": "new", "lint": "check", "optimize": "search",
+    "plan": "search", "plot": "draw", "predict": "run", "price": "cost", "profile": "simulate", "test": "verify",
+    "typecheck": "check", "validate": "check", "version": "--version",
+    **dict.fromkeys(("--lr", "--learning-rate"), "--set optimizer.learning_rate=0.1"),
+    **dict.fromkeys(("--batch-size", "--batch"), "--dim batch=32"),
+    **dict.fromkeys(("--gpu", "--cuda", "--device", "--cpu"), "JAX_PLATFORMS=cpu in the environment"), "--json": "--format json",
+    "--compiled": "mtfc inspect FILE --target cpu:8, for plan.apply with --apply",
+}  # fmt: skip
+"""Commands and options of other programs, and our own for each."""
 
 
 WITH_OWN_LINES = ("train", "lsp")
@@ -76,16 +89,27 @@ MAY_BE_EMPTY = ("layout", "passes")
 
 
 class _Strict(argparse.ArgumentParser):
-    """A parser that reports unknown arguments and empty values with the usage of its own subcommand."""
+    """A parser that reports unknown arguments and empty values in a line of its own subcommand, with the next step."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USAGE, f"{self.prog}: error: {message}\n`{self.prog} --help` shows what there is\n")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            from mtfc.compiler.diagnostics import nearest
+
+            what = "there is no command" if action.dest == "command" else "there is no value"
+            near = HABITS.get(value) or nearest(str(value), map(str, action.choices))
+            known = ", ".join(map(str, action.choices))
+            remedy = f"did you mean `{near}`?" if near else f"choose from {known}"
+            raise argparse.ArgumentError(
+                action if action.option_strings else None, f"{what} `{value}`: {remedy}"
+            )
 
     def parse_known_args(self, *arguments: Any, **named: Any) -> Any:
         options, unknown = super().parse_known_args(*arguments, **named)
-        if "--compiled" in unknown:
-            self.error(
-                "--compiled is a command of its own now: mtfc inspect FILE --target cpu:8, for plan.apply with --apply"
-            )
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+            self.error(self._unknown(unknown))
         for action in self._actions:
             value = getattr(options, action.dest, None)
             may_be_empty = not action.option_strings or action.dest in MAY_BE_EMPTY
@@ -93,6 +117,24 @@ class _Strict(argparse.ArgumentParser):
                 names = "/".join(action.option_strings)
                 self.error(f"argument {names}: expected a value, and not an empty text")
         return options, unknown
+
+    def _unknown(self, arguments: list[str]) -> str:
+        """Return the message about arguments that the subcommand does not take."""
+        from mtfc.compiler.diagnostics import nearest
+
+        option = next((each.partition("=")[0] for each in arguments if each.startswith("-")), None)
+        if option is None:
+            return f"unexpected {' '.join(arguments)}: a text with blanks stands in quotes"
+        if option in HABITS:
+            return f"there is no option {option}: write {HABITS[option]}"
+        pattern = rf"^  (-\w, )?{re.escape(option)}\b(?!-)"
+        others = [name for name in SUBCOMMANDS if re.search(pattern, _subcommand(name).OPTIONS, re.MULTILINE)]
+        if others:
+            return (
+                f"there is no option {option}: it is one of {', '.join(f'`mtfc {name}`' for name in others)}"
+            )
+        near = nearest(option.strip("-"), [name.strip("-") for name in self._option_string_actions])
+        return f"there is no option {option}{f': did you mean --{near}?' if near else ''}"
 
 
 class _Version(argparse.Action):
@@ -129,10 +171,10 @@ def make_parser(arguments: Sequence[str], with_all_options: bool = False) -> arg
 
     with_all_options: return the parser of all subcommands with their options, which imports the module of each.
     """
-    parser = argparse.ArgumentParser("mtfc", description=DESCRIPTION, epilog=EPILOG, formatter_class=_Help)
+    parser = _Strict("mtfc", description=DESCRIPTION, epilog=EPILOG, formatter_class=_Help)
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     _add_color(parser, "auto")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Strict)
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     named = [name for name in arguments if name in SUBCOMMANDS][:1]
     detailed = SUBCOMMANDS if with_all_options else named
     for name in detailed or SUBCOMMANDS:

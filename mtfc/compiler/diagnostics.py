@@ -176,3 +176,9 @@ def nearest(name: str, candidates: Iterable[str]) -> str | None:
     folded = {each.casefold(): each for each in candidates}
     matches = get_close_matches(name.casefold(), folded, n=1, cutoff=0.6)
     return folded[matches[0]] if matches else None
+
+
+def did_you_mean(name: str, candidates: Iterable[str], otherwise: str | None = None) -> str | None:
+    """Return help that suggests the candidate closest to `name`, or else another help."""
+    near = nearest(name, candidates)
+    return f"did you mean `{near}`?" if near else otherwise

@@ -24,6 +24,7 @@ from mtfc.compiler.passes.pipelines import (
     default_pipeline,
     differentiation,
     parse_pipeline,
+    unknown_pass,
     within_memory,
 )
 from mtfc.compiler.passes.recompute import Recompute
@@ -200,7 +201,7 @@ def _pass_name(name: str, option: str, passes: tuple[Pass, ...]) -> str:
         raise UsageError(
             f"{option} {name}: this pass does not run here; those that do are {', '.join(running) or 'none'}"
         )
-    raise UsageError(f"{option} {name}: there is no such pass; the passes are {', '.join(PASSES)}")
+    raise UsageError(f"{option}: {unknown_pass(name, PASSES)}")
 
 
 def _observers(

@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
+from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
@@ -30,8 +32,34 @@ def say(message: str) -> None:
 
 
 def reason_of(error: Exception) -> str:
-    """Return the reason of an error, for the end of a sentence: the system's words without the path."""
-    return (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
+    """Return the reason of an error, for the end of a sentence: the system's words without the path, and a similar path."""
+    if not isinstance(error, OSError):
+        return str(error)
+    path = error.filename if isinstance(error, FileNotFoundError) else None
+    return (error.strerror or str(error)).lower() + (similar_path(path) if isinstance(path, str) else "")
+
+
+MOST_NAMES = 1000
+"""Most names of a folder among which a similar one is looked for."""
+
+
+def similar_path(path: str) -> str:
+    """Return `: did you mean ...?` with a path that exists and is similar to a missing one; empty if there is none."""
+    from mtfc.compiler.diagnostics import nearest
+
+    found, rest = Path(path), list[str]()
+    while found != found.parent and not found.parent.is_dir():
+        rest.insert(0, found.name)
+        found = found.parent
+    with suppress(OSError, ValueError):
+        names = [each.name for each in islice(found.parent.iterdir(), MOST_NAMES)]
+        stems = {name.removesuffix(found.suffix): name for name in names if name.endswith(found.suffix)}
+        near = nearest(found.stem, stems) or nearest(found.name, {*names}.difference(stems.values()))
+        if near:
+            place = found.parent / stems.get(near, near)
+            whole = place.joinpath(*rest)
+            return f": did you mean {whole if whole.exists() else place}?"
+    return ""
 
 
 class UsageError(Exception):

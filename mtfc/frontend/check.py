@@ -18,7 +18,8 @@ from mtfc.frontend.layouts.legality import (
     no_predictions,
     no_targets,
 )
-from mtfc.frontend.semantics.names.modules import Neighbour, no_neighbour
+from mtfc.frontend.semantics.names.modules import Neighbour, declarations_of, no_neighbour
+from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.parser import parse
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ def check(
     which needs the compiler's passes. check_multi_mesh: finds the mistakes of layouts of several meshes.
     """
     diagnostics = Diagnostics()
-    module = elaborate(parse(text, file, diagnostics), diagnostics, dims, model, neighbour, settings)
+    tree = parse(text, file, diagnostics)
+    module = elaborate(tree, diagnostics, dims, model, neighbour, settings)
     allowed = on_lines(text, file, module.scope)
     named = multi_mesh_named(layout, module) if mesh is None else None
     try:
@@ -61,7 +63,10 @@ def check(
         return diagnostics
     known = no_targets if diagnostics.errors else layout_targets
     advice = Advice(
-        allowed, len(module.scope.models) > 1, no_predictions if diagnostics.errors else predictor
+        allowed,
+        len(module.scope.models) > 1,
+        tuple(decl.model.text for decl in declarations_of(tree, ast.TrainDecl)),
+        no_predictions if diagnostics.errors else predictor,
     )
     found = check_layouts(module.programs, layouts, known, module.unused, advice)
     if diagnostics.errors:  # a missing value or equation would cause the others

@@ -12,6 +12,7 @@ from mtfc.compiler.ir.types import Mesh
 from mtfc.frontend.layouts.declared_layouts import DeclaredLayout, resolve
 from mtfc.frontend.semantics.names.constants import mesh as declared_mesh
 from mtfc.frontend.syntax import ast
+from mtfc.frontend.syntax.ast import walk
 from mtfc.frontend.syntax.parser import parse_option
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def parse_layout(
         help = "declare the layout in the file, and choose it by its name"
         scope.error("E311", "only a layout that a .mtf file declares has parts", part.span, help=help)
     scope.diagnostics.raise_if_errors()
-    found = resolve(decl, mesh or _only_mesh(text, module), scope)
+    found = resolve(decl, mesh or _only_mesh(text, decl, module), scope)
     scope.diagnostics.raise_if_errors()
     return found
 
@@ -115,12 +116,16 @@ def placement_named(name: str | None, module: Module) -> DeclaredPlacement | Non
     return next((each for each in module.placements if each.name == name.strip()), None)
 
 
-def _only_mesh(text: str, module: Module) -> Mesh:
-    """Return the only mesh of the file. Raises `CompileError` if the file declares none or several."""
+def _only_mesh(text: str, decl: ast.LayoutDecl, module: Module) -> Mesh:
+    """Return the only mesh of the file. Raises `CompileError` if the file declares none or several, with one that fits."""
     if len(module.meshes) == 1:
         return next(iter(module.meshes.values()))
     declared = f"the file declares {'several' if module.meshes else 'none'}"
-    example = next(iter(module.meshes), '"rows:2;cols:4"')
+    axes = dict.fromkeys(
+        axis.text for node in walk(decl) if isinstance(node, ast.SplitRule) for axis in node.axes
+    )
+    fitting = (name for name, mesh in module.meshes.items() if {*axes} <= {*mesh.names})
+    example = next(fitting, f'"{";".join(f"{axis}:2" for axis in axes)}"')
     message = f"these rules need a mesh, and {declared}"
     raise failure("E307", message, _whole(text, "<--layout>").span, f"add the mesh: `--mesh {example}`")
 

@@ -213,13 +213,13 @@ def test_passes(mtfc: Mtfc) -> None:
         (["--passes", "dce{x=1}"], "pass `dce` has no option `x`"),
         (
             ["--passes", "dce", "--stop-after", "bogus"],
-            "--stop-after bogus: there is no such pass; the passes are ",
+            "--stop-after: unknown pass `bogus`; the passes are ",
         ),
         (
             ["--passes", "dce", "--stop-after", "cse"],
             "--stop-after cse: this pass does not run here; those that do are dce",
         ),
-        (["--print-ir-after", "bogus"], "--print-ir-after bogus: there is no such pass"),
+        (["--print-ir-after", "bogus"], "--print-ir-after: unknown pass `bogus`"),
         (["--passes", "lower-collectives"], "--passes: these cannot run in this order: "),
         (
             ["--emit", "numpy", "--passes", "dce"],

@@ -40,8 +40,8 @@ def test_every_code_has_a_section(mtfc: Mtfc) -> None:
         (["new", "model.mtf"], "model.mtf exists"),
         (["new", "a\0b"], "cannot write"),
         (["new", "x" * 300], "cannot write"),
-        (["completion", "ksh"], "invalid choice"),
-        (["check", "model.mtf", "--color", "red"], "invalid choice"),
+        (["completion", "ksh"], "there is no value `ksh`: did you mean `zsh`?"),
+        (["check", "model.mtf", "--color", "red"], "there is no value `red`"),
     ],
 )
 def test_wrong_usage(arguments: list[str], message: str, mtfc: Mtfc, folder: Path) -> None:

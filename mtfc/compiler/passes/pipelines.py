@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import attrs
 
 from mtfc.compiler.activity import doing
+from mtfc.compiler.diagnostics import did_you_mean
 from mtfc.compiler.garbage import few_collections
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Layout, Mesh
@@ -269,6 +270,12 @@ ENTRY_POINTS = "mtfc.passes"
 """The group of entry points under which other packages offer passes."""
 
 
+def unknown_pass(name: str, known: Iterable[str]) -> str:
+    """Return the message about a pass that does not exist."""
+    names = list(known)
+    return f"unknown pass `{name}`; {did_you_mean(name, names, 'the passes are ' + ', '.join(names))}"
+
+
 def installed_pass(name: str) -> type[Pass]:
     """Return a pass that an installed package offers. It imports this package alone. Raises `PipelineError`."""
     from importlib.metadata import entry_points
@@ -277,7 +284,7 @@ def installed_pass(name: str) -> type[Pass]:
     offers = {each.value: each for each in every if each.name == name}
     if not offers:
         known = dict.fromkeys((*PASSES, *sorted(each.name for each in every)))
-        raise PipelineError(f"unknown pass `{name}`; the passes are {', '.join(known)}")
+        raise PipelineError(unknown_pass(name, known))
     if len(offers) > 1:
         raise PipelineError(f"several packages offer a pass `{name}`: {', '.join(offers)}")
     ((value, offer),) = offers.items()

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import attrs
 
-from mtfc.compiler.ir.types import Axes, Layout, Mesh
+from mtfc.compiler.ir.types import Axes, Layout, Mesh, Rules
+
+
+def all_rules(layout: Layout) -> tuple[Rules, ...]:
+    """Return the rules of all sections of a layout."""
+    return (layout.rules, layout.params, layout.optimizer, *(rules for _, rules in layout.values))
 
 
 def idle_axes(mesh: Mesh, layout: Layout) -> Axes:
     """Return the mesh axes that no rule of a layout uses."""
-    every = (layout.rules, layout.params, layout.optimizer, *(rules for _, rules in layout.values))
-    used = {axis for rules in every for _, axes in rules.axes for axis in axes}
+    used = {axis for rules in all_rules(layout) for _, axes in rules.axes for axis in axes}
     return tuple(name for name, size in mesh.axes if size > 1 and name not in used)
 
 

@@ -65,7 +65,7 @@ class About:
     program: the name of the model. fingerprint: a hash of its undistributed IR. arrays: name, such as `params/w` -> dtype and
     shape. sums: name -> checksum. data: position in the data after the last step, or None without data. unevaluated: the figures
     of the step, if an evaluation followed the checkpoint. loss: that of the step, None if it was skipped; it tells the figures of
-    this run from others.
+    this run from others. entries: the values in the `train` block, None in older checkpoints.
     """
 
     program: str
@@ -77,6 +77,7 @@ class About:
     data: Any = None
     unevaluated: Mapping[str, Any] | None = None
     loss: float | None = None
+    entries: Mapping[str, str] | None = None
 
     def text(self) -> str:
         """Return the content of the JSON file, with a checksum of the rest."""

@@ -23,7 +23,7 @@ from typing import IO, Any, TextIO
 from mtfc.backends.common.devices import Unavailable
 from mtfc.compiler.records import frozen
 from mtfc.driver.data.packages import import_package
-from mtfc.driver.errors import UsageError, raised_as, reason_of, say
+from mtfc.driver.errors import UsageError, raised_as, reason_of, say, similar_path
 
 SCHEME = re.compile(r"[a-z][a-z0-9]+://")
 """The start of a remote path."""
@@ -359,7 +359,7 @@ def _obstacle(target: Path) -> str | None:
     if target.is_dir():
         return "is a directory"
     if not target.parent.is_dir():
-        return "no such directory"
+        return f"no such directory{similar_path(str(target.parent))}"
     return None if os.access(target if in_place else target.parent, os.W_OK) else "permission denied"
 
 

@@ -10,8 +10,8 @@ from zlib import crc32
 
 import attrs
 
-from mtfc.compiler.diagnostics import Diagnostics, Span, nearest
-from mtfc.compiler.ir.core import Argument, Equation, Function, Program
+from mtfc.compiler.diagnostics import Diagnostics, Span, did_you_mean, nearest
+from mtfc.compiler.ir.core import Argument, Equation, Function, Parameter, Program
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.elementwise import numpy_dtype
 from mtfc.compiler.ir.training import average_of
@@ -365,6 +365,7 @@ def stored_parameters(
     declared = {parameter.name: parameter for parameter in program.parameters}
     fitting = Fitting(path, _of_parameters(path, declared, averages))
     others = unread(fitting.arrays, declared)
+    moved = _other_prefix(fitting, declared, others)
     for name, array in fitting.arrays.items():
         if name not in declared:
             continue
@@ -374,14 +375,62 @@ def stored_parameters(
         else:
             fitting.accepts("parameter", name, type, span)
     for name in others if not may_have_others else ():
-        _unknown(name, declared, fitting)
+        if name not in moved.values():
+            _unknown(name, declared, fitting)
     if others and may_have_others:
         say(f"{path}: parameters of another model are left out: {', '.join(others)}")
     for name in declared:
-        if name not in fitting.arrays and not partial:
+        if name not in fitting.arrays and not partial and name not in moved:
             fitting.missing("parameter", name, declared[name].span, taken=declared, otherwise=PARTIAL)
+    if moved and not (partial and declared.keys() & fitting.arrays.keys()):
+        _report_prefix(moved, declared, fitting)
     fitting.diagnostics.raise_if_errors()
     return {name: fitting.arrays[name] for name in declared if name in fitting.arrays}
+
+
+MOST_STARTS = 8
+"""Missing parameters whose names are compared with those of the file, for another prefix."""
+
+
+def _other_prefix(
+    fitting: Fitting, declared: Mapping[str, Parameter], others: Iterable[str]
+) -> dict[str, str]:
+    """Return the names in the file of parameters that have another prefix there, if at least two have it."""
+    shapes = {name: fitting.arrays[name].shape for name in others}
+    missing = {
+        name: tuple(dim.size for dim in each.type.dims)
+        for name, each in declared.items()
+        if name not in fitting.arrays
+    }
+    best: dict[str, str] = {}
+    starts = [*missing][:MOST_STARTS]
+    for wanted, found in dict.fromkeys(_heads(name, other) for name in starts for other in shapes):
+        names = {name: f"{found}{name.removeprefix(wanted)}" for name in missing if name.startswith(wanted)}
+        moved = {name: other for name, other in names.items() if shapes.get(other) == missing[name]}
+        if len(moved) > max(1, len(best)):
+            best = moved
+    return best
+
+
+def _report_prefix(moved: Mapping[str, str], declared: Mapping[str, Parameter], fitting: Fitting) -> None:
+    """Report (E502) that a file has parameters by another prefix, at the call that gives the prefix."""
+    name, other = next(iter(moved.items()))
+    wanted, found = _heads(name, other)
+    span = declared[name].span
+    for _ in range(1 + name.removeprefix(wanted).count(".")):
+        span = span.call if span is not None and span.call is not None else span
+    old, new = (f"under `{head[:-1]}`" if head else "outside of functions" for head in (wanted, found))
+    message = f"{fitting.path} has {len(moved)} parameters {new}, and the model has them {old}"
+    help = f"end this call with `as {found[:-1].rpartition('.')[2]}`" if wanted and found else None
+    fitting.error("E502", message, span, help)
+
+
+def _heads(name: str, other: str) -> tuple[str, str]:
+    """Return what stands before the components that two names have in common at their ends, each with a last dot."""
+    left, right = name.split("."), other.split(".")
+    while left and right and left[-1] == right[-1]:
+        del left[-1], right[-1]
+    return "".join(f"{each}." for each in left), "".join(f"{each}." for each in right)
 
 
 def _of_parameters(path: str, declared: Collection[str], averages: bool) -> dict[str, StoredArray]:
@@ -402,10 +451,9 @@ PARTIAL = "`--params-partial` draws what the file lacks from --seed"
 
 def _unknown(name: str, declared: Iterable[str], fitting: Fitting) -> None:
     if name != "loss":
-        near = nearest(name, declared)
-        help = f"did you mean `{near}`?" if near else f"the model has {listed(declared)}"
+        help = did_you_mean(name, declared, f"the model has {listed(declared)}")
         if newest_checkpoint(Path(fitting.path)) is not None:
-            help += "; for a model with fewer parameters, `--params-partial` leaves the others out"
+            help = f"{help}; for a model with fewer parameters, `--params-partial` leaves the others out"
         fitting.error(
             "E505", f"{fitting.path} has an array `{name}`, which is no parameter", whole(fitting.path), help
         )

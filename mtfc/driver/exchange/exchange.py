@@ -21,7 +21,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from mtfc.compiler.diagnostics import Diagnostics, Label, nearest
+from mtfc.compiler.diagnostics import Diagnostics, Label, did_you_mean, nearest
 from mtfc.compiler.ir.core import Parameter, Program
 from mtfc.compiler.ir.types import Dim
 from mtfc.driver.data.array_files import (
@@ -384,8 +384,7 @@ class _Matching:
             self._unknown(rule, rule.ours[0])
 
     def _unknown(self, rule: Rule, name: str) -> None:
-        near = nearest(name, self.parameters)
-        help = f"did you mean `{near}`?" if near else None
+        help = did_you_mean(name, self.parameters)
         self.error(rule, "ours", f"the model has no parameter `{name}`", help)
 
     def _bindings(self, rule: Rule) -> Iterator[dict[str, str]]:
@@ -439,8 +438,7 @@ class _Matching:
         lost = [name for name in names if name not in used]
         shown = f"`{parameter.name}`, which is {shape_text(parameter.type)}"
         if wrong:
-            near = nearest(wrong[0], names)
-            help = f"did you mean `{near}`?" if near else None
+            help = did_you_mean(wrong[0], names)
             number = f"the braces of `theirs` have `{wrong[0]}` already" if wrong[0] in numbers else help
             self.error(rule, "dims", f"`{wrong[0]}` is no dimension of a tensor of {shown}", number)
         elif lost:

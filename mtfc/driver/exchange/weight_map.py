@@ -21,7 +21,7 @@ from typing import Any
 
 import attrs
 
-from mtfc.compiler.diagnostics import Diagnostics, Span, nearest
+from mtfc.compiler.diagnostics import Diagnostics, Span, did_you_mean
 from mtfc.driver.loading.sources import Sources
 
 CODE = "E507"
@@ -158,8 +158,7 @@ class _Reader:
     def _known(self, table: Mapping[str, Any], known: Sequence[str], span: Span) -> None:
         for key in table:
             if key not in known:
-                near = nearest(key, known)
-                help = f"did you mean `{near}`?" if near else f"known are {', '.join(known)}"
+                help = did_you_mean(key, known, f"known are {', '.join(known)}")
                 self.error(f"a map of weights has no `{key}` here", span, help)
 
     def _texts(self, value: Any, key: str, span: Span) -> tuple[str, ...] | None:

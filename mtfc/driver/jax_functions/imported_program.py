@@ -18,8 +18,9 @@ from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Layout, Mesh, Rules
 from mtfc.compiler.search.idle_axes import without_idle_axes
 from mtfc.driver.data.files import readable_texts
-from mtfc.driver.errors import UsageError, in_python, public
-from mtfc.driver.jax_functions.plan import Plan, fingerprint, machine, read_plan
+from mtfc.driver.errors import UsageError, diagnostic_in_python, in_python, public, say
+from mtfc.driver.jax_functions.plan import Plan, machine
+from mtfc.driver.jax_functions.plan_file import argument_sizes, check_sizes, read_plan, structure
 from mtfc.driver.jax_functions.xla_faults import met_faults
 from mtfc.driver.loading.layout_targets import layout_targets
 from mtfc.driver.loading.memory_limit import limit_of, written_limit
@@ -37,7 +38,7 @@ from mtfc.driver.values import (
 )
 from mtfc.frontend.elaborate import elaborate
 from mtfc.frontend.jaxpr.importing import Imported, imported
-from mtfc.frontend.jaxpr.tracing import by_place
+from mtfc.frontend.jaxpr.tracing import argument_names, by_place
 from mtfc.frontend.jaxpr.user_lines import definition
 from mtfc.frontend.layout_options import parse_layout, parse_mesh
 from mtfc.frontend.layouts.legality import check_layout
@@ -122,8 +123,15 @@ class ImportedProgram:
         would not fit. Raises `CompileError` for an illegal layout, and for dimensions that the program lacks.
         """
         case = self._case(layout_option(layout), mesh_option(mesh))
-        limit = limit_of(memory_option(memory), {}, case.layout)
-        return Plan(self.imported, attrs.evolve(case, limit=limit), self.function)
+        given = memory_option(memory)
+        limit = limit_of(given, {}, case.layout)
+        found = Plan(self.imported, attrs.evolve(case, limit=limit), self.function)
+        if given is not None:
+            try:
+                _ = found.program
+            except CompileError as error:
+                raise _in_python(error, {"<--memory>": given}) from None
+        return found
 
     def _case(self, layout: str | None, mesh: str | None) -> LayoutOnMesh:
         sources, diagnostics = Sources(), Diagnostics()
@@ -228,20 +236,23 @@ class ImportedProgram:
 
     @public
     def load(self, path: str) -> Plan:
-        """Return the plan that `Plan.save` wrote to a file.
+        """Return the plan that `Plan.save` wrote to a file. If it was for other sizes, a message says what was checked.
 
-        Raises `ValueError` if the file is no plan, or the plan of a program with other arguments, and `OSError`.
+        Raises `ValueError` if the file is no plan, or the plan of a program with other arguments, or if it splits a dimension
+        that does not divide evenly, and `OSError`.
         """
         return Plan(self.imported, self.loaded(path), self.function)
 
     def loaded(self, path: str) -> LayoutOnMesh:
         """Return the mesh and the layout of a plan's file. Raises `UsageError`."""
-        case, program = read_plan(path)
-        if program != fingerprint(self.program):
+        case, program, sizes = read_plan(path)
+        if program != structure(self.program):
             raise UsageError(
                 f"{path} is the plan of a program with other arguments, or other names of dimensions, or is of another version "
                 f"of mtfc: make it again by `program.plan` or `program.search`"
             )
+        if sizes != argument_sizes(self.program):
+            say(check_sizes(case, sizes, self.program, path))
         return case
 
     @public
@@ -260,6 +271,25 @@ class ImportedProgram:
                 "`verify` takes a plan of this program: make it by `program.plan`, `search` or `load`"
             )
         return verified(plan, args, kwargs, seed, budget=budget)
+
+
+def _in_python(error: CompileError, texts: Mapping[str, str]) -> CompileError:
+    """Return an error with the user's lines, and with options as arguments of a call. texts: those of options."""
+    sources = Sources()
+    sources.texts |= readable_texts(place.file for each in error.diagnostics for place in each.spans)
+    sources.texts |= texts
+    return CompileError(sources.shown(map(diagnostic_in_python, error.diagnostics)))
+
+
+def _lists_of_numbers(function: Callable[..., Any], args: Sequence[Any]) -> str | None:
+    """Return what to pass in place of the first argument that is a list of Python numbers; None if there is none."""
+    for name, value in zip(argument_names(function, len(args)), args, strict=True):
+        if isinstance(value, (list, tuple)) and value and all(isinstance(x, (int, float)) for x in value):
+            return (
+                f"argument {name} is {value!r}, a {type(value).__name__} of Python numbers: pass an array, such as "
+                f"`jnp.asarray({value!r})`, or for an array of this shape `jax.ShapeDtypeStruct({value!r}, jnp.float32)`"
+            )
+    return None
 
 
 def _of_leading_factors(layout: str, dims: Mapping[str, int]) -> str:
@@ -312,8 +342,10 @@ def imported_program(
     try:
         with few_collections():
             found = imported(function, args, kwargs, names or {}, parameters, merge)
-    except CompileError as error:
-        sources = Sources()  # the user's lines
-        sources.texts |= readable_texts(each.span.file for each in error.diagnostics)
-        raise CompileError(sources.shown(error.diagnostics)) from None
+    except (CompileError, TypeError, AttributeError) as error:
+        if unlike := _lists_of_numbers(function, args):
+            raise UsageError(f"{unlike} ({str(error).partition(chr(10))[0]})") from None
+        if not isinstance(error, CompileError):
+            raise
+        raise _in_python(error, {}) from None
     return ImportedProgram(found, found.flat.function)

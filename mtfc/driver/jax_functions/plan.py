@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import numpy as np
 
 from mtfc.backends.common.devices import Unavailable, jax
 from mtfc.compiler.ir.core import Function, Program, walk
 from mtfc.compiler.ir.printer import bytes_text
-from mtfc.compiler.ir.types import ARRAY_DTYPES, Axes, Forms, Layout, Mesh, Rules, TensorType, is_form
+from mtfc.compiler.ir.types import ARRAY_DTYPES, Axes, TensorType
 from mtfc.compiler.search.idle_axes import idle_axes, idle_note
-from mtfc.driver.data.files import parsed_json, read_bytes, readable_texts, write_text
-from mtfc.driver.errors import UsageError, public
+from mtfc.driver.data.files import readable_texts, write_text
+from mtfc.driver.errors import UsageError, public, say
+from mtfc.driver.jax_functions.plan_file import argument_sizes, check_sizes, plan_text, structure
 from mtfc.driver.jax_functions.shardings import (
     PackedProgram,
     Unsaid,
@@ -28,7 +29,6 @@ from mtfc.driver.jax_functions.shardings import (
     unsaid,
 )
 from mtfc.driver.jax_functions.xla_faults import MetFault, met_faults, warn_of
-from mtfc.driver.loading.memory_limit import limit_of, written_limit
 from mtfc.driver.loading.selection import LayoutOnMesh
 from mtfc.frontend.jaxpr.importing import Imported, Leaf
 from mtfc.frontend.jaxpr.tracing import by_place, value_of
@@ -42,12 +42,6 @@ if TYPE_CHECKING:
     from mtfc.driver.report import ReportPage
     from mtfc.frontend.jaxpr.flat import AppliedPrimitive
     from mtfc.reports.inspection import Inspection
-
-FORMAT = 1
-"""The version of the file that `Plan.save` writes."""
-
-LARGEST = 2**24
-"""The most bytes of such a file."""
 
 
 @attrs.frozen(eq=False, slots=False, repr=False)
@@ -89,7 +83,8 @@ class Plan:
         return self.program.function(self.imported.main.name)
 
     def __repr__(self) -> str:
-        return f"<Plan {self.rules_text or 'nothing is split'} on {self.mesh_text}>"
+        idle = f"; {' and '.join(self.idle_axes)} idle" if self.idle_axes else ""
+        return f"<Plan {self.rules_text or 'nothing is split'} on {self.mesh_text}{idle}>"
 
     @property
     def rules(self) -> Mapping[str, Axes]:
@@ -317,6 +312,11 @@ class Plan:
             raise UsageError(f"the arguments have {what}, and a structure other than that of the plan")
         leaves = [leaf for _, leaf in found]
         for leaf, x in zip(self._arguments, leaves, strict=True):
+            if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer) and x.is_deleted():
+                raise UsageError(
+                    f"{leaf.name} was donated to an earlier call, and holds no numbers by now: give `plan.step` what that call "
+                    f"returned for it, or do not donate it"
+                )
             shape, found_shape = leaf.user_shape, tuple(getattr(x, "shape", ()))
             if found_shape != shape:
                 raise UsageError(f"{leaf.name} has shape {found_shape}, and the plan is for {shape}")
@@ -353,12 +353,41 @@ class Plan:
     @public
     def step(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the function by our own SPMD program: explicit collectives inside `jax.shard_map`. Works under `jax.jit`."""
-        packed, out_tree = self._packed, self.imported.flat.out_tree
+        plan = self.for_sizes(args, kwargs)
+        packed, out_tree = plan._packed, plan.imported.flat.out_tree
 
         def compute(leaves: Sequence[Any]) -> Sequence[Any]:
             return packed.results(packed.run(packed.arguments(leaves)))
 
-        return jax.tree.unflatten(out_tree, self._computed(compute, self._leaves(args, kwargs)))
+        return jax.tree.unflatten(out_tree, plan._computed(compute, plan._leaves(args, kwargs)))
+
+    def for_sizes(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Plan:
+        """Return the plan of the same layout for the sizes of arguments, made once for each with a message.
+
+        Return this plan for arguments that differ otherwise, too: `check_arguments` reports them. Raises `UsageError` where a
+        dimension does not divide evenly.
+        """
+        by_name = by_place(self.function, args, kwargs)
+        shapes = tuple(tuple(getattr(x, "shape", ())) for x in jax.tree.leaves(by_name))
+        own = tuple(leaf.user_shape for leaf in self._arguments)
+        if shapes == own or [*map(len, shapes)] != [*map(len, own)] or self.imported.again is None:
+            return self
+        if shapes not in self._of_shapes:
+            try:
+                other = self.imported.again(*jax.tree.map(_abstract, by_name))
+            except Exception:  # of the user's function, which does not take such arrays together
+                return self
+            if structure(other.program) != structure(self.imported.program):
+                return self
+            note = check_sizes(self.case, argument_sizes(self.imported.program), other.program, "the plan")
+            say(f"{note}; `plan.step` is compiled anew")
+            self._of_shapes[shapes] = attrs.evolve(self, imported=other)
+        return self._of_shapes[shapes]
+
+    @cached_property
+    def _of_shapes(self) -> dict[tuple[tuple[int, ...], ...], Plan]:
+        """The plans that `for_sizes` has made, by the shapes of all arguments."""
+        return {}
 
     @public
     def pack(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -535,22 +564,12 @@ class Plan:
 
     def text(self) -> str:
         """Return the text of the file that `save` writes."""
-        layout, limit = self.case.layout, self.case.limit
-        limit = None if limit == limit_of(None, {}, layout) else limit
-        machine = written_limit(limit.hardware, {}) if limit and limit.hardware else None
-        record = {
-            "format": FORMAT,
-            "program": fingerprint(self.imported.program),
-            "mesh": self.case.mesh.sizes,
-            "memory": limit.memory if limit else None,
-            "machine": machine if isinstance(machine, str) else None,
-            "layout": {
-                **{name: _record(getattr(layout, name)) for name in ("rules", "params", "optimizer")},
-                "values": {path: _record(rules) for path, rules in layout.values},
-                "forms": layout.forms.entries,
-            },
-        }
-        return f"{json.dumps(record, indent=2)}\n"
+        return plan_text(self.case, self.imported.program)
+
+
+def _abstract(x: Any) -> Any:
+    """Return the shape and the dtype of an array; other leaves as they are."""
+    return jax.ShapeDtypeStruct(x.shape, x.dtype) if isinstance(x, (jax.Array, np.ndarray)) else x
 
 
 def _dtype_of(x: Any) -> str:
@@ -583,52 +602,6 @@ def _sizes_text(sizes: Mapping[str, int]) -> str:
 def _splits(type: TensorType) -> dict[str, Axes]:
     """Return dimension -> the axes that split it."""
     return dict(zip(type.names, type.splits, strict=True))
-
-
-def _record(rules: Rules) -> dict[str, list[str]]:
-    return {dim: list(axes) for dim, axes in rules.axes}
-
-
-def case_of(record: Mapping[str, Any]) -> LayoutOnMesh:
-    """Return the layout of a record that `Plan.save` wrote. Raises `KeyError`, `TypeError` and `ValueError`."""
-    layout = record["layout"]
-
-    def rules(entries: Mapping[str, Sequence[str]]) -> Rules:
-        return Rules(tuple((str(dim), tuple(map(str, axes))) for dim, axes in entries.items()))
-
-    values = tuple((str(path), rules(entries)) for path, entries in layout["values"].items())
-    mesh = Mesh("mesh", tuple((str(name), int(size)) for name, size in record["mesh"].items()))
-    stored = rules(layout["params"]), rules(layout.get("optimizer", {}))
-    forms = Forms.of(layout.get("forms", {}))
-    plan = Layout("plan", rules(layout["rules"]), *stored, values, forms=forms)
-    memory, machine = record.get("memory"), record.get("machine")
-    at = f"@{machine}" if machine and is_form("recompute", machine) else ""
-    return LayoutOnMesh(mesh, plan, limit=limit_of(f"{memory}{at}" if memory else None, {}, plan))
-
-
-def read_plan(path: str) -> tuple[LayoutOnMesh, str]:
-    """Return the mesh and the layout of a file that `Plan.save` wrote, and the fingerprint of its program.
-
-    Raises `UsageError`.
-    """
-    try:
-        record = parsed_json(read_bytes(path, LARGEST))
-        if record["format"] != FORMAT:
-            raise ValueError
-        return case_of(record), str(record["program"])
-    except (KeyError, TypeError, ValueError, AttributeError, json.JSONDecodeError):
-        raise UsageError(f"{path} is no plan that this version of mtfc wrote") from None
-
-
-def fingerprint(program: Program) -> str:
-    """Return a number that tells programs with other arguments or dimensions apart."""
-    from hashlib import sha256
-
-    forward = program.function("forward")
-    text = repr(
-        [(a.value.name, str(a.value.type), [d.size for d in a.value.type.dims]) for a in forward.arguments]
-    )
-    return sha256(text.encode()).hexdigest()[:16]
 
 
 def _texts(spans: Any) -> dict[str, str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 
-from mtfc.compiler.diagnostics import Diagnostic, nearest
+from mtfc.compiler.diagnostics import Diagnostic, did_you_mean
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import print_program
 from mtfc.compiler.ir.types import Layout, Mesh
@@ -133,6 +133,5 @@ def _elsewhere(declared: MultiMeshLayout, programs: Sequence[Sequence[Program]])
                 help = f"write the rule where the rules of mesh `{there[0]}` stand"
                 yield Diagnostic("E305", message, name.span, help=help)
                 continue
-            near = nearest(path, set().union(*known))
-            meant = f"did you mean `{near}`?" if near else None
+            meant = did_you_mean(path, set().union(*known))
             yield Diagnostic("E305", f"no model has a value `{path}`", name.span, help=meant)

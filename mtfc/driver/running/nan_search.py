@@ -57,8 +57,9 @@ class BadNumbers:
     """Numbers that are not finite, where they come into being.
 
     source: the equation that made them, or the argument that held them before the step. bad, size: number of such elements, and
-    of all elements, on all processors. operands: ranges of the equation's operands. iterations: dimension and index of each loop
-    around the equation, the outer one first. cause: infinite numbers in the operands from which the equation made NaN.
+    of all elements, on all processors. operands: ranges of the equation's operands, or the argument's first place. iterations:
+    dimension and index of each loop around the equation, the outer one first. cause: infinite numbers in the operands from which
+    the equation made NaN.
     """
 
     source: Equation | Argument
@@ -131,9 +132,11 @@ class Origins:
         """Start with the arguments of a function."""
         origins = cls()
         for argument in function.arguments:
-            counts = _counted([arrays[argument.value.name]], argument.value)
+            array = arrays[argument.value.name]
+            counts = _counted([array], argument.value)
             if counts is not None:
-                origins.known[argument.value] = BadNumbers(argument, *counts)
+                place = (_first_place(np.asarray(array), argument.value),)
+                origins.known[argument.value] = BadNumbers(argument, *counts, place)
         return origins
 
     def computed(self, eqn: Equation, operands: Sequence[Shards], results: Sequence[Shards]) -> None:
@@ -190,6 +193,15 @@ def _counted(arrays: Iterable[Any], value: Value) -> Counts | None:
     return ("NaN" if nan else "infinite"), nan or infinite, sum(part.size for part in parts)
 
 
+def _first_place(array: Any, value: Value) -> str:
+    """Return the place of the first number that is not finite; the first axis may be that of micro-batches."""
+    index = np.argwhere(~np.isfinite(array))[0].tolist()
+    names = ["micro-batch"] * (len(index) - len(value.type.names)) + [*value.type.names]
+    return (
+        f"the first is at {', '.join(f'{name} = {i}' for name, i in zip(names, index, strict=True)) or 'it'}"
+    )
+
+
 def _range(value: Value, shards: Shards) -> str:
     """Return an operand with its smallest and its largest finite element."""
     name = f"{value.name}: {value.type.unsplit()}"
@@ -230,7 +242,7 @@ def _message(found: BadNumbers, number: int) -> str:
 def _help(found: BadNumbers) -> str | None:
     source = found.source
     if isinstance(source, Argument):
-        return "look for such numbers in the data" if source.role == "input" else None
+        return f"{found.operands[0]}{': look for such numbers in the data' * (source.role == 'input')}"
     shown = "; ".join(found.operands[:SHOWN])
     is_half = any(value.type.dtype == "f16" for value in source.results)
     return "; ".join(filter(None, (shown, HALF if is_half and found.kind == "infinite" else ""))) or None

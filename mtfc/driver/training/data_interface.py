@@ -88,6 +88,13 @@ class DataSource(Protocol):
         """Return the examples of the step before a position, in all processes, and their files, for a message."""
 
 
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return the entries that differ between a checkpoint and now, each with its old and its new value."""
+    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    absent = "nothing"
+    return ", ".join(f"{name} {before.get(name, absent)} -> {now.get(name, absent)}" for name in names)
+
+
 @attrs.frozen(eq=False)
 class PositionedIterator:
     """A grain iterator whose state also tells the order of the examples.
@@ -108,13 +115,9 @@ class PositionedIterator:
         if start and before == order:
             iterator.set_state(start["iterator"])
         elif before:
-            changes = ", ".join(
-                f"{key} {before.get(key)} -> {order.get(key)}"
-                for key in {**before, **order}
-                if before.get(key) != order.get(key)
-            )
+            found = changes(before, order)
             say(
-                f"{name}: the data has changed since the checkpoint ({changes}): reading starts at its first step"
+                f"{name}: the data has changed since the checkpoint ({found}): reading starts at its first step"
             )
         return cls(iterator, order)
 

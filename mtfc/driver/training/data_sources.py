@@ -23,14 +23,15 @@ import attrs
 import numpy as np
 
 from mtfc.backends.common.shares import Ranges, Share
-from mtfc.compiler.diagnostics import nearest
+from mtfc.compiler.diagnostics import did_you_mean
 from mtfc.compiler.ir.core import Program
+from mtfc.compiler.ir.types import FLOATS
 from mtfc.driver.data.array_files import Array
 from mtfc.driver.data.files import with_local_copies
 from mtfc.driver.data.inputs import shape_text, stacked
 from mtfc.driver.data.packages import import_package
 from mtfc.driver.data.tokenizers import Tokenizer
-from mtfc.driver.errors import UsageError, raised_as
+from mtfc.driver.errors import UsageError, raised_as, similar_path
 from mtfc.driver.training.data_interface import (
     AHEAD,
     BatchIterator,
@@ -243,8 +244,7 @@ def _location(spec: str, tokenizer: Tokenizer | None) -> tuple[str, str | None]:
     ):  # `NAME=FILE.npy,...` ends so, too
         return spec, None
     if colon and Path(path).is_file():
-        near = nearest(dtype, TOKEN_DTYPES)
-        help = f"did you mean {near}?" if near else f"expected one of {', '.join(TOKEN_DTYPES)}"
+        help = did_you_mean(dtype, TOKEN_DTYPES, f"expected one of {', '.join(TOKEN_DTYPES)}")
         raise UsageError(f"{spec}: unknown dtype {dtype} of tokens; {help}")
     if Path(spec).is_file():
         if tokenizer is not None:
@@ -252,7 +252,7 @@ def _location(spec: str, tokenizer: Tokenizer | None) -> tuple[str, str | None]:
         raise UsageError(
             f"{spec}: give the dtype of its tokens, as in {spec}:uint16, or for text a --tokenizer"
         )
-    raise UsageError(f"{spec}: no such file or directory; {FORMS}")
+    raise UsageError(f"{spec}: no such file or directory{similar_path(spec) or f'; {FORMS}'}")
 
 
 FORMS = (
@@ -388,6 +388,13 @@ class FileSource:
     def places(self, position: Position, seed: int | None) -> str:
         step = position["iterator"]["next_index"] - 1
         numbers = self._order(seed).numbers(step * self.per_step + np.arange(self.per_step))
+        for each in self.inputs:
+            has_rows = each.name not in self.examples.constants and each.rows == self.examples.dim.size
+            if each.type.dtype in FLOATS and has_rows:
+                rows = self.examples.read(each, numbers).reshape(len(numbers), -1)
+                if not (finite := np.isfinite(rows).all(axis=1)).all():
+                    bad = self.examples.places(numbers[~finite])
+                    return f"`{each.name}` has numbers that are not finite in {bad}"
         return self.examples.places(numbers)
 
     def _step(self, share: Share, order: Order, step: int) -> dict[str, Array]:

@@ -22,7 +22,7 @@ from uuid import uuid4
 import attrs
 
 from mtfc.backends.common.devices import Unavailable
-from mtfc.compiler.diagnostics import nearest
+from mtfc.compiler.diagnostics import did_you_mean
 from mtfc.compiler.ir.core import Program
 from mtfc.driver.data.files import parsed_json, replace_file, try_lock
 from mtfc.driver.data.packages import import_package
@@ -377,8 +377,7 @@ def metric_of(wanted: Metric | None, program: Program) -> Metric:
     known += [f"averaged_{name}" for name in known if program.training.average is not None]
     metric = wanted or Metric(loss)
     if metric.name not in known:
-        near = nearest(metric.name, known)
-        help = f"did you mean `{near}`?" if near else f"an evaluation has {listed(known)}"
+        help = did_you_mean(metric.name, known, f"an evaluation has {listed(known)}")
         raise UsageError(f"--keep-best: an evaluation has no mean `{metric.name}`; {help}")
     if metric.is_best_high is None and metric.name not in (loss, f"averaged_{loss}"):
         name = metric.name

@@ -18,6 +18,7 @@ import attrs
 
 from mtfc.backends.common.devices import import_jax
 from mtfc.compiler.ir.core import Program
+from mtfc.driver.data.files import readable_texts
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.selection import Case
 from mtfc.driver.options import EvalOptions, TrainOptions
@@ -101,6 +102,19 @@ def program_fingerprint(program: Program) -> str:
     text = print_program(attrs.evolve(program, mesh=None, layout=None))
     lines = (line.partition("  //")[0] for line in text.splitlines())  # comments show the lines of the file
     return sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def train_entries(program: Program, settings: Sequence[str]) -> dict[str, str]:
+    """Return the arguments in a program's `train` block by name, as the file writes them, or as `--set` replaces them."""
+    span = program.training.span if program.training else None
+    text = readable_texts([span.file]).get(span.file, "") if span else ""
+    lines = text.splitlines()[span.line - 1 : span.end_line] if span else []
+    code = "\n".join(line.partition("#")[0] for line in lines)
+    found: dict[str, str] = {}
+    for key, value in re.findall(r"(\w+) *= *([^\s,(){}]+)", code):
+        found[key] = f"{found[key]}, {value}" if key in found else value
+    pairs = (setting.partition("=") for setting in settings)
+    return found | {key.strip().rpartition(".")[2]: value.strip() for key, _, value in pairs}
 
 
 def check_same(facts: Sequence[Facts]) -> None:

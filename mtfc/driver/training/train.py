@@ -26,7 +26,7 @@ from mtfc.driver.options import TrainOptions
 from mtfc.driver.running.execution import jax_program
 from mtfc.driver.running.nan_search import StepInputs, cause_in_step
 from mtfc.driver.training.checkpoints import Checkpoints, NotFinite, Saving, kinds, warm_start
-from mtfc.driver.training.data_interface import DataSource
+from mtfc.driver.training.data_interface import DataSource, changes
 from mtfc.driver.training.data_sources import check_documents, open_source
 from mtfc.driver.training.evaluation import DataEvaluation, check_hosts
 from mtfc.driver.training.hosts import Peers, watched_peers
@@ -48,7 +48,7 @@ from mtfc.driver.training.metrics import (
     metric_of,
 )
 from mtfc.driver.training.run_folder import PARTS, Mirror, RunLock
-from mtfc.driver.training.same_run import check_same, facts_of, program_fingerprint
+from mtfc.driver.training.same_run import check_same, facts_of, program_fingerprint, train_entries
 from mtfc.driver.training.signals import Stop, Stopped, sigterm_interrupts, stop_by_signal
 from mtfc.reports.training_report import Prediction, TrainingStep, TrainingSummary
 
@@ -300,7 +300,13 @@ class Trainer:
         options = self.options
         arrays = kinds(self.on_devices.abstract_state)
         about = About(
-            self.program.name, program_fingerprint(self.program), first, options.seed, arrays, sums={}
+            self.program.name,
+            program_fingerprint(self.program),
+            first,
+            options.seed,
+            arrays,
+            sums={},
+            entries=train_entries(self.program, options.choice.settings),
         )
         minutes = options.save_minutes or (None if options.save_every else MINUTES)
         return Saving(checkpoints, about, options.save_every, minutes)
@@ -323,7 +329,11 @@ class Trainer:
             state = on_devices.restored(stored)
             self._say(f"going on from step {step}, {checkpoints.name(step)}")
             if about.fingerprint != program_fingerprint(self.program):
-                self._say("the model or its `train` block has changed since this checkpoint")
+                entries = train_entries(self.program, options.choice.settings)
+                found = changes(about.entries or entries, entries)
+                self._say(
+                    f"the model or its `train` block has changed since this checkpoint{found and f': {found}'}"
+                )
             if about.seed != options.seed:
                 self._say(f"the seed was {about.seed} before this checkpoint, and is {options.seed} now")
             return state, about.data, about

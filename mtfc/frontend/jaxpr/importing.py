@@ -7,7 +7,7 @@ So rules of storage apply to the model and to the optimizer's state, and both ar
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from typing import Any
 
@@ -89,7 +89,8 @@ def _bytes(leaf: Leaf) -> int:
 class Imported:
     """A JAX function as a program. inputs: the arguments' leaves, then the constants. renames: uses under other dimensions.
 
-    opaque: name of a function that every processor evaluates as a whole -> its steps.
+    opaque: name of a function that every processor evaluates as a whole -> its steps. again: imports the function on arguments
+    of other sizes.
     """
 
     program: Program
@@ -99,6 +100,7 @@ class Imported:
     renames: tuple[Rename, ...]
     opaque: Mapping[str, tuple[AppliedPrimitive, ...]]
     _dims: Dims
+    again: Callable[[Sequence[Any], Mapping[str, Any]], Imported] | None = None
 
     def dims_of(self, var: Var) -> tuple[tuple[Dim, ...], ...]:
         """Return the dimensions of each axis of an array."""
@@ -225,7 +227,9 @@ def imported(
     propose(flat, roles, names, function)
     with doing("making equations"):
         title = ascii_name(getattr(function, "__name__", type(function).__name__))
-        return _Import(flat, linker, roles, definition(function)).run(title or "program")
+        found = _Import(flat, linker, roles, definition(function)).run(title or "program")
+    again = partial(imported, function, names=names, parameters=parameters, merge=merge)
+    return attrs.evolve(found, again=again)
 
 
 def _model_arguments(flat: Flat, number: int) -> set[int | str]:

@@ -15,7 +15,7 @@ from functools import cached_property
 
 import attrs
 
-from mtfc.compiler.diagnostics import Diagnostic, Label, Span, nearest
+from mtfc.compiler.diagnostics import Diagnostic, Label, Span, did_you_mean
 from mtfc.compiler.ir.core import Equation, Program, Value, walk
 from mtfc.compiler.ir.loops import dim_of, region_of
 from mtfc.compiler.ir.ops import OPS
@@ -261,8 +261,7 @@ def _unknown_paths(
     unknown = [path for path in asked if not any(each.of_path(path) for each in facts)]
     known = {name for each in facts for name in (*each.by_path, *each.layout_targets)} if unknown else set()
     for number, path in enumerate(unknown):
-        near = nearest(path, known) if number < SUGGESTIONS else None
-        help = f"did you mean `{near}`?" if near else None
+        help = did_you_mean(path, known) if number < SUGGESTIONS else None
         yield Diagnostic("E305", f"no model has a value `{path}`", declared.paths[path].span, help=help)
 
 
@@ -374,12 +373,13 @@ def no_predictions() -> Faster:
 class Advice:
     """Options of the warnings about layouts.
 
-    allowed: warnings that the file allows. several: True if the file has several models. predictor: makes the function that
-    predicts speedups, on demand.
+    allowed: warnings that the file allows. several: True if the file has several models. trained: those that it trains.
+    predictor: makes the function that predicts speedups, on demand.
     """
 
     allowed: Allowed = attrs.field(factory=Allowed)
     several: bool = False
+    trained: tuple[str, ...] = ()
     predictor: Callable[[], Faster] = no_predictions
 
     @cached_property
@@ -435,8 +435,22 @@ class _Check:
             unused = tuple(axis for axis, size in self.mesh.axes if size > 1 and axis not in used)
             if unused and eqn.span and not self.advice.allowed.at("W601", in_main_file(eqn.span)):
                 groups.setdefault(unused, []).append(eqn)
+        if groups and self._is_only_sampled():
+            yield self._meant_for([axis for axis in self.mesh.names if any(axis in axes for axes in groups)])
+            return
         for axes, equations in groups.items():
             yield self._duplicated(axes, sorted(equations, key=lambda eqn: -self.facts.heavy[eqn]))
+
+    def _is_only_sampled(self) -> bool:
+        """Return True if the layout is for all models of a file that trains others than this one."""
+        return self.facts.program.training is None and bool(self.advice.trained) and not self.declared.models
+
+    def _meant_for(self, unused: Sequence[str]) -> Diagnostic:
+        """Return the warning that a layout for training leaves axes unused in a model that is only sampled."""
+        axes, name, model = _list(unused), self.declared.name, self.facts.program.name
+        message = f"layout `{name}` leaves {axes} unused in model `{model}`, which has no `train` block"
+        help = f"say which model it is for: `layout {name} for {self.advice.trained[0]} on {self.mesh.name}`"
+        return Diagnostic("W601", message, self.declared.span, (), help)
 
     def _duplicated(self, unused: Sequence[str], equations: Sequence[Equation]) -> Diagnostic:
         """Return the warning about equations, the heaviest first."""

@@ -129,6 +129,20 @@ VALUES: Mapping[str, str] = {
     "nan": "there is no such number",
 }
 
+ENTRIES: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("epochs", "steps", "seed"), "the command has it: `mtfc train FILE --epochs 3`, `--steps`, `--seed`"
+    ),
+    **dict.fromkeys(("batch_size", "batch"), "the batch is a dimension: `dim batch = 32`"),
+    **dict.fromkeys(
+        ("learning_rate", "lr"),
+        "an optimizer has it: `optimizer = adam(learning_rate = 0.1)`, or `--set optimizer.learning_rate=0.1`",
+    ),
+    **dict.fromkeys(("loss", "objective"), "write `minimize loss`"),
+    "metrics": "write `report accuracy`",
+}
+"""Entries of a `train` block that other libraries have."""
+
 INTEGERS = "integers are `i32` and `u32`"
 DTYPES: Mapping[str, str] = {
     **dict.fromkeys(("i64", "int64", "long", "i8", "int8", "i16", "int16", "short"), INTEGERS),

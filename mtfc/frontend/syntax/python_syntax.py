@@ -28,7 +28,9 @@ WORDS: Mapping[str, str] = {
     "while": "declare it, `dim steps = 10`, and write `repeat steps while x > 0 { ... }`",
     **dict.fromkeys(("def", "lambda"), FUNCTION),
     "class": "a model is `model m(x: [batch, io]) { ... }`, a part of one a `fn`",
-    **dict.fromkeys(("let", "var", "const"), "write the name alone: `h = ...`"),
+    **dict.fromkeys(("let", "var"), "write the name alone: `h = ...`"),
+    "const": "a size is `dim batch = 4`, and a value in a model is its name alone: `h = ...`",
+    **dict.fromkeys(("use", "using", "include", "require"), "write `import nn`, and call `nn.dense(x)`"),
     "from": "write `import nn`, and call `nn.dense(x)`",
     "with": "it belongs to `repeat layers with k = keys { ... }`",
     "assert": "types are checked when the file is compiled",
@@ -225,6 +227,12 @@ def _sizes(statement: Sequence[Token], at: int) -> Found:
         return None
     size, function = texts[at], texts[opener - 1]
     message = f"expected a dimension, found `{size}`"
+    if texts[0] == "mesh":
+        return (
+            statement[at],
+            f"expected a mesh axis, found `{size}`",
+            "an axis has a name: `[rows: 2, cols: 4]`",
+        )
     if texts[at - 1] == "=":
         name = "classes" if texts[at - 2].startswith("d_") else texts[at - 2]
         return (

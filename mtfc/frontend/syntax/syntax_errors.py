@@ -6,7 +6,7 @@ A message says what was expected and what was found, in the words of the languag
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from mtfc.compiler.diagnostics import Diagnostic, Label, Span, nearest
 from mtfc.frontend.syntax import tables
@@ -58,9 +58,11 @@ ENDS = frozenset(("COMMA", "RPAR", "RSQB", "ALONG", SEPARATOR))
 # Tokens that are always possible between statements or declarations: a message leaves them out.
 BETWEEN = frozenset(("ERROR", "RBRACE", SEPARATOR, END))
 
+TOP = "a declaration such as `dim` or `model`"
+
 # Words for sets of possible tokens: the first row whose tokens are all possible counts.
 STARTS = (
-    ("a declaration such as `dim` or `model`", frozenset(("DIM", "MODEL"))),
+    (TOP, frozenset(("DIM", "MODEL"))),
     ("a statement", frozenset(("PARAM", "STATE", "RETURN", "NAME"))),
     ("an entry such as `minimize loss`", frozenset(("MINIMIZE", "REPORT", "NAME"))),
     ("an entry such as `device: { ... }`", frozenset(("LINK", "NAME"))),
@@ -94,8 +96,39 @@ def unexpected(
     word = previous if token.text == "=" else token
     if word.text in RESERVED and "NAME" in kinds and not OPERATORS & kinds:
         return Diagnostic("E009", f"`{word.text}` is a reserved word, not a name", word.span(file))
-    message = f"expected {_one_of(_names(kinds))}, found {describe(token)}"
-    return Diagnostic("E001", message, token.span(file), help=_advice(previous, token, kinds, instead))
+    names = _names(kinds)
+    message = f"expected {_one_of(names)}, found {describe(token)}"
+    help = _advice(previous, token, kinds, instead) or _sign(previous, token, names)
+    return Diagnostic("E001", message, token.span(file), help=help)
+
+
+WRONG_SIGNS: Mapping[tuple[str, str], str] = {
+    ("`:`", ","): "an argument has a type, `{0}: [dims]`, and a mesh axis a size, `{0}: 2`",
+    ("`:`", ")"): "an argument has a type: `{0}: [dims]`",
+    ("`{`", "->"): "a model states no types of its results: `return` has them",
+    ("`)`", ","): "several values stand without parentheses: `return y, loss`",
+    ("`,`", ":"): "a parameter is `param {0}: [dims] = normal(stddev = 0.02)`",
+    ("`=`", ","): "declare each name in a line of its own",
+    ("a statement", "//"): "a comment begins with `#`",
+    (TOP, "//"): "a comment begins with `#`",
+}
+"""The first expected token and the one that was found -> help; `{0}` is the token before."""
+
+REPLACED = ("=", ":", "->", "(", "[", "{", "==", "=>")
+"""Signs that are written in the place of another one."""
+
+
+def _sign(previous: Token, token: Token, names: list[str]) -> str | None:
+    """Return help for a wrong sign, such as a colon in the place of `=`, and for a size without `dim`."""
+    if help := WRONG_SIGNS.get((names[0], token.text)):
+        return help.format(previous.text)
+    if names[0] == TOP and token.kind == "NAME":
+        return f"a size is `dim {token.text} = 4`, and a statement stands in a model: `model m(x: [batch]) {{ ... }}`"
+    if names[0] == "a statement" and token.kind == "PATH":
+        value, _, function = token.text.rpartition(".")
+        return f"a statement names its result: `{value} = {function}({value})`"
+    is_replaced = len(names) == 1 and names[0].startswith("`") and token.text in REPLACED
+    return f"write {names[0]} in place of `{token.text}`" if is_replaced else None
 
 
 def _names(kinds: frozenset[str]) -> list[str]:

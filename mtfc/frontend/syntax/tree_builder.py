@@ -18,6 +18,7 @@ from mtfc.frontend.syntax import ast, syntax_errors
 from mtfc.frontend.syntax.ast import bound, children, walk
 from mtfc.frontend.syntax.brackets import NESTING_LIMIT
 from mtfc.frontend.syntax.lexer import Token
+from mtfc.frontend.syntax.other_libraries import ENTRIES
 
 INTEGER = re.compile(r"[0-9]+")
 DECIMAL = re.compile(r"(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+")
@@ -308,6 +309,7 @@ def _by_key(
         if key not in known:
             meant = nearest(key, (*known, *more))
             help = f"did you mean `{meant}`?" if meant else f"it has {', '.join((*known, *more))}"
+            help = ENTRIES.get(key, help) if "minimize" in (*known, *more) else help
             help = FROZEN if meant == "frozen" else help
             errors.append(Diagnostic("E012", f"{where} has no entry `{key}`", entry.span, help=help))
     if errors:

@@ -35,7 +35,7 @@ from typing import ClassVar, get_args
 import attrs
 
 from mtfc.compiler.analysis.buffer_kinds import storage
-from mtfc.compiler.ir.core import Equation, Function, Program, Stage, Value
+from mtfc.compiler.ir.core import Equation, Function, Program, Stage, Value, walk
 from mtfc.compiler.ir.loops import is_loop_body, map_regions, pairs
 from mtfc.compiler.ir.opdef import Trait
 from mtfc.compiler.ir.ops import has_trait
@@ -49,6 +49,10 @@ FEW_BYTES = 64 << 10
 """Bytes whose transfer takes about as long as a latency: tens of microseconds at some GB/s, or one at a hundred."""
 
 
+MOST_ROUNDS = 8
+"""Most repetitions of the pass. A merged collective may let others meet that another equation kept apart."""
+
+
 @frozen
 class CombineCollectives(Pass):
     name: ClassVar[str] = "combine-collectives"
@@ -57,7 +61,20 @@ class CombineCollectives(Pass):
 
     def run(self, program: Program) -> Program:
         mesh = program.placed_on
-        return program.map_functions(lambda function: combined(function, mesh, self.max_bytes))
+
+        def settled(function: Function) -> Function:
+            for _ in range(MOST_ROUNDS):
+                before, function = function, combined(function, mesh, self.max_bytes)
+                if _order(before) == _order(function):
+                    break
+            return function
+
+        return program.map_functions(settled)
+
+
+def _order(function: Function) -> list[tuple[Value, ...]]:
+    """Return the results of all equations in order: they change when collectives are merged or moved."""
+    return [eqn.results for eqn in walk(function.body)]
 
 
 def combined(

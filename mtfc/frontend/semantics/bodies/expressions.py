@@ -167,7 +167,8 @@ class Expressions:
         if node.text == TRAINING and not self._is_own(node.text):
             return self.emit(Site(node.span, variable), TRAINING)
         self._unknown(node)
-        return None
+        meant = self.scope.meant(node.text, self.known_values) if node.text not in self.later else None
+        return self.values.get(meant) if meant and node.text not in self.gone else None
 
     def _is_own(self, name: str) -> bool:
         """Return True if the file has a value of this name that is not visible here."""
@@ -300,6 +301,15 @@ class Expressions:
         values = [self.tensor(operand, apart.get(i, dtype)) for i, operand in enumerate(operands)]
         found = [value for value in values if value is not None]
         return self.equation(site, op, operands, found, attributes) if len(found) == len(values) else None
+
+    def placeholder(self, type: TensorType | None, span: Span) -> Value | None:
+        """Return a value of a known type for an expression with a reported error, so that the check goes on."""
+        if type is None:
+            return None
+        value = convert(False if type.dtype == "bool" else 0, type.dtype)
+        made = self.emit(Site(span), "full", dims=type.dims, value=value, dtype=type.dtype)
+        self.scope.reports.placeholders.add(made)
+        return made
 
     def equation(
         self,

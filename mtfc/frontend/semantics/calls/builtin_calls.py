@@ -13,6 +13,7 @@ import attrs
 from mtfc.compiler.ir import attributes
 from mtfc.compiler.ir.core import Attr, Value
 from mtfc.compiler.ir.ops import OPS, elementwise
+from mtfc.compiler.ir.types import TensorType
 from mtfc.compiler.records import frozen
 from mtfc.frontend.semantics.bodies.expressions import Expressions, Operand, Result, Results, Site, Variables
 from mtfc.frontend.semantics.calls import argument_kinds as kinds
@@ -53,9 +54,13 @@ def elaborate_call(expressions: Expressions, node: ast.Call, variables: Variable
         return call_function(expressions, node, function, variables)
     builtin = BUILTINS.get(node.function.text)
     if builtin is None:
+        values, scope = expressions.known_values, expressions.scope
+        unknown_function(scope, node.function, values, USAGES)
+        meant = scope.meant(node.function.text, (*USAGES, *scope.functions))
+        if meant and isinstance(node.function, ast.Name) and node.function.text not in values:
+            named = node.evolve(function=ast.Name(node.function.span, meant))
+            return elaborate_call(expressions, named, variables)
         _check_nested(expressions, node)
-        values = expressions.known_values
-        unknown_function(expressions.scope, node.function, values, USAGES)
         return (None,)
     result = _built(expressions, node, builtin, Site(node.span, variables[0], tuple(variables[1:])))
     return result if isinstance(result, tuple) else (result,)
@@ -81,8 +86,18 @@ def _built(expressions: Expressions, node: ast.Call, builtin: Builtin, site: Sit
     if result is not None:
         named["dims"] = kinds.dims(expressions, result)
     if not all(checks) or any(value is None for value in (*found, *named.values())):
-        return None
+        return _stated(expressions, site, found, named) if builtin.name == "einsum" else None
     return builtin.build(expressions, site, *found, **named)
+
+
+def _stated(
+    expressions: Expressions, site: Site, found: list[Operand | None], named: Mapping[str, Any]
+) -> Result:
+    """Return a placeholder of the type that an `einsum` with a wrong operand has by its other operands and its statement."""
+    dims, dtypes = named.get("dims"), {each.dtype for each in found if each is not None} - {None}
+    if dims is None or len(dtypes) != 1:
+        return None
+    return expressions.placeholder(TensorType(str(dtypes.pop()), dims), site.span)
 
 
 def _read(expressions: Expressions, builtin: Builtin, positional: tuple[ast.Argument, ...]) -> list[Any]:

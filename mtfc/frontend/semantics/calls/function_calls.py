@@ -55,10 +55,10 @@ def find_function(scope: Scope, name: ast.Name | ast.Path) -> DeclaredFunction |
 def call_function(
     expressions: Expressions, node: ast.Call, function: DeclaredFunction, variables: Variables
 ) -> Results:
-    """Inline a call; a result with an error is None."""
+    """Inline a call; a result with an error is None, or a placeholder of the type that the function declares."""
     call = _Call(expressions, node, function)
     results = call.run(variables) if expressions.stack else _shallow(call, variables)
-    return results or (None,) * len(function.decl.results)
+    return results or tuple(call.declared(type) for type in function.decl.results)
 
 
 def _shallow(call: _Call, variables: Variables) -> Results | None:
@@ -106,6 +106,14 @@ class _Call:
         body.run()
         block.call = outer
         return tuple(body.results)
+
+    def declared(self, type: ast.Type) -> Result:
+        """Return a placeholder of a declared result, if the type says all, without generic dimensions."""
+        generics = {name.text for name in self.decl.generics}
+        is_open = has_rest(type) or any(name.text in generics for name in names(type))
+        if is_open or (type.dtype is not None and type.dtype.text == ANY):
+            return None
+        return self.caller.placeholder(self.function.scope.type(type), self.node.span)
 
     def _error(self, code: str, message: str, span: Span, help: str | None = None) -> Literal[False]:
         label = Label(self.decl.name.span, f"`{self.decl.name.text}` is declared here")
@@ -163,9 +171,27 @@ class _Call:
                 self.bindings.dims[name] = dim, node.span
             return dim is not None
         operand = kinds.tensor(self.caller, node)
-        if operand is not None:
-            found[name] = operand
-        return operand is not None
+        if operand is None or not self._is_meant(argument, node):
+            return False
+        found[name] = operand
+        return True
+
+    def _is_meant(self, argument: ast.FnArg, node: ast.Node) -> bool:
+        """Return False, and report an error, for a dimension by its place where a number with a default is expected."""
+        by_place = any(each is node for each in self.node.arguments)
+        if argument.type or argument.default is None or not by_place or not isinstance(node, ast.DimName):
+            return True
+        if node.text in self.caller.values or self.caller.scope.find_dim(node) is None:
+            return True
+        name = argument.name.text
+        help = f"for its size write `{name} = {node.text}`; "
+        help += (
+            binding_help(self.decl, self.node, self.caller.scope, node)
+            or "its dimensions follow from the other arguments"
+        )
+        return self._error(
+            "E204", f"`{name}` of `{self.name}` is a number, found dimension `{node.text}`", node.span, help
+        )
 
     def _complete(self, given: Collection[str]) -> bool:
         missing = [
@@ -313,14 +339,14 @@ class FunctionBody(ElaboratedBody):
     ) -> Result:
         result = self.expressions.value(node, variable)
         if result is None or type is None:
-            return None
+            return self.expressions.placeholder(type, node.span)
         operand = self.expressions.as_operand(result, node.span)
         if operand.fits(type):
             return self.expressions.as_type(operand, type, variable)
         message = f"`{self.decl.name.text}` returns {shown(declared)}, found {operand.found}"
         labels = [Label(declared.span, f"declared here, and {type} in this call")]
         self.scope.error("E221", message, node.span, labels, _result_help(operand, type))
-        return None
+        return self.expressions.placeholder(type, node.span)
 
 
 def _result_help(operand: Operand, type: TensorType) -> str | None:
@@ -526,12 +552,19 @@ def bound_labels(bindings: Bindings, type: ast.Type, apart_from: Span) -> list[L
     return labels
 
 
-def binding_help(decl: ast.FnDecl, node: ast.Call, scope: Scope) -> str | None:
-    """Return help for sizes given as arguments: `nn.dense[d_out = classes](h)` for `nn.dense(h, 10)`."""
+def binding_help(
+    decl: ast.FnDecl, node: ast.Call, scope: Scope, misplaced: ast.DimName | None = None
+) -> str | None:
+    """Return help for sizes given as arguments: `nn.dense[d_out = classes](h)` for `nn.dense(h, 10)`.
+
+    misplaced: the argument that is a dimension, None for those that are too many.
+    """
     determined = {name.text for each in decl.args if each.type for name in names(each.type)}
     own = {each.name.text for each in decl.args} | {each.generic.text for each in node.bindings}
     wanted = [each.text for each in decl.generics if each.text not in determined | own]
     given, extra = node.arguments[: len(decl.args)], node.arguments[len(decl.args) :]
+    if misplaced is not None:
+        given, extra = tuple(each for each in given if each is not misplaced), (misplaced,)
     if len(extra) > len(wanted):
         return None
     call, declared = _with_bindings(node, list(zip(wanted, extra, strict=False)), given, scope)

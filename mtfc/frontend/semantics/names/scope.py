@@ -1,14 +1,18 @@
 """Scopes: the names that are visible at one place, and the reports of errors.
 
 An error is reported where it is found. The thing that failed becomes None, and its users pass None on without a report, so one
-mistake gives one diagnostic. For the same reason, a name in text that did not parse counts as declared there.
+mistake gives one diagnostic. For the same reason, a name in text that did not parse counts as declared there. Where the type of
+what failed is certain all the same, a placeholder of the type takes its place, so that the next mistake is found too: for a
+misspelt name, an `einsum` that states its result, and a call of a function that declares its results.
 """
 
 from __future__ import annotations
 
+import re
 from collections import ChainMap, Counter
 from collections.abc import Collection, Iterable, Mapping, MutableMapping
 from copy import copy
+from difflib import SequenceMatcher
 from functools import cached_property
 from typing import Literal
 
@@ -80,7 +84,8 @@ class Reports:
 
     called: the functions that have been elaborated, by the place of their names. sizes: the sizes of calls of functions. grown:
     the size of the file's programs. dropped, dropped_dims: the full names of unused values, and the dimensions of their
-    functions, which no program has. sections: the calls, variables and loops of models, by their full names.
+    functions, which no program has. sections: the calls, variables and loops of models, by their full names. placeholders: the
+    values that stand for expressions with an error.
     """
 
     def __init__(self, diagnostics: Diagnostics) -> None:
@@ -92,6 +97,7 @@ class Reports:
         self.dropped: set[str] = set()
         self.dropped_dims: dict[str, tuple[Dim, Span]] = {}
         self.sections: dict[str, list[NamedSection]] = {}
+        self.placeholders: set[Value | None] = set()
         self._unused: dict[Span, Unused] = {}
         self._comparisons = MAX_COMPARISONS
 
@@ -208,6 +214,11 @@ class Scope:
             advice = listing(known)
         return self.error(code, message, name.span, help=advice)
 
+    def meant(self, name: str, known: Collection[str]) -> str | None:
+        """Return the known name that a misspelt one means, for a check that goes on; None if another may be meant."""
+        near = self.reports.nearest(name, known) if name not in self.doubtful else None
+        return near if near is not None and is_slip(name, near) else None
+
     def declare(self, what: str, name: ast.Name, places: MutableMapping[str, Span]) -> bool:
         """Note the place of a declaration; return False, and report an error, if the name is declared already."""
         message = f"{what} `{name.text}` is declared twice"
@@ -232,7 +243,9 @@ class Scope:
         found = self.find_dim(name)
         if found is None and not self._has_failed(name):
             help = FLAG_HELP if name.text == TRAINING else None
-            self.unknown(code, f"unknown dimension `{name.text}`", name, self._known_dims(), help)
+            known = self._known_dims()
+            self.unknown(code, f"unknown dimension `{name.text}`", name, known, help)
+            return self.dims.get(self.meant(name.text, known) or "") if code == "E103" else None
         return found
 
     def _known_dims(self) -> list[str]:
@@ -329,6 +342,13 @@ class Scope:
         dtype = self.dtype(type.dtype) if type.dtype else "f32"
         dims = self.dim_list(type.dims, type.span)
         return None if dtype is None or dims is None else TensorType(dtype, dims)
+
+
+def is_slip(name: str, near: str) -> bool:
+    """Return True if a name differs from another by about a letter. Names that differ in a number are different things."""
+    numbers = [re.sub(r"\D", "", each) for each in (name, near)]
+    differs = SequenceMatcher(None, name, near).ratio() < 0.8 and sorted(name) != sorted(near)
+    return numbers[0] == numbers[1] and not differs
 
 
 def listing(names: Collection[str], most: int = 8) -> str | None:

@@ -17,6 +17,7 @@ from mtfc.frontend.semantics.training import train_blocks
 from mtfc.frontend.semantics.training.parameter_groups import IN_THE_FILE, optimizers_of
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.ast import OPTION
+from mtfc.frontend.syntax.other_libraries import ENTRIES
 from mtfc.frontend.syntax.parser import parse
 from mtfc.frontend.syntax.tree_builder import SETTINGS
 
@@ -102,7 +103,11 @@ class _Override:
         if dot and section in SECTIONS and part.isidentifier():
             return self._part(section, self._name_of_part(part), decl)
         meant = nearest(section, SECTIONS) if dot else nearest(section, KEYS)
-        help = f"did you mean `{meant}{dot}{part}`?" if meant not in (None, section) else LISTED
+        help = (
+            f"did you mean `{meant}{dot}{part}`?"
+            if meant not in (None, section)
+            else ENTRIES.get(section, LISTED)
+        )
         self._error("E012", f"a train block has no entry `{self.key.text}`", self.key.span, help)
         return decl
 

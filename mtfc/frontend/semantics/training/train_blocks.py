@@ -463,6 +463,8 @@ class _Loss:
     def _is_influenced(self) -> bool:
         help = None if self.parameters else "the model has none: declare what is trained with `param`"
         influences = self._reached(_operands)
+        if self.scope.reports.placeholders & {self.value, *influences}:  # they depend on nothing
+            return False
         return bool(influences & self.parameters) or self._error(
             "E406", "does not depend on any parameter", self._place(), "it is computed here", help
         )

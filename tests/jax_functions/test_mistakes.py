@@ -1,0 +1,43 @@
+"""Test that the message about a mistake in Python names a remedy, and that the remedy works: see `tests/mistakes.py`."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import mtfc
+from tests.mistakes import IN_PYTHON
+
+
+def f(w: Any, x: Any) -> Any:
+    return jnp.tanh(x @ w).sum()
+
+
+def step(w: Any, x: Any) -> Any:
+    loss, gradient = jax.value_and_grad(f)(w, x)
+    return w - 0.1 * gradient, loss
+
+
+@pytest.fixture(scope="module")
+def names() -> dict[str, Any]:
+    """Names that the calls of the table use."""
+    w, x = jnp.ones((16, 32)), jnp.ones((8, 16))
+    gone = jnp.ones((16, 32))
+    gone.delete()
+    p = mtfc.from_jax(step, w, x)
+    plan = p.plan({"batch": "data"}, {"data": 4})
+    arrays = {"w": w, "x": x, "gone": gone, "x10": jnp.ones((10, 16)), "x12": jnp.ones((12, 16))}
+    modules = {"jax": jax, "jnp": jnp, "functools": functools, "P": jax.sharding.PartitionSpec}
+    return {**arrays, **modules, "f": f, "step": step, "p": p, "plan": plan, "from_jax": mtfc.from_jax}
+
+
+@pytest.mark.parametrize(("wrong", "message", "remedy", "right"), IN_PYTHON)
+def test_mistakes_in_python(wrong: str, message: str, remedy: str, right: str, names: dict[str, Any]) -> None:
+    with pytest.raises((ValueError, mtfc.CompileError)) as raised:
+        eval(wrong, dict(names))
+    assert message in str(raised.value) and remedy in str(raised.value)
+    eval(right, dict(names))

@@ -1,0 +1,19 @@
+"""Test that the message about a mistake names a remedy, and that the remedy works: the tables are in `mistakes.py`."""
+
+from __future__ import annotations
+
+import pytest
+
+from mtfc.frontend.check import check
+from tests.mistakes import IN_FILES, MODEL
+
+
+@pytest.mark.parametrize(
+    ("old", "wrong", "message", "remedy", "right"), IN_FILES, ids=[row[1].strip()[:40] for row in IN_FILES]
+)
+def test_mistakes_in_files(old: str, wrong: str, message: str, remedy: str, right: str) -> None:
+    assert MODEL.count(old) == 1
+    errors = check(MODEL.replace(old, wrong), "model.mtf").errors
+    assert f"{errors[0].code}: {errors[0].message}".startswith(message)
+    assert remedy in f"{errors[0].message} {errors[0].help}"
+    assert not check(MODEL.replace(old, right), "model.mtf").errors
