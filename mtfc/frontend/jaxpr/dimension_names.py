@@ -19,6 +19,7 @@ from mtfc.compiler.diagnostics import CompileError
 from mtfc.compiler.ir.core import Role
 from mtfc.frontend.jaxpr.factors import Axis, leaves, may_unite, size_of, unite
 from mtfc.frontend.jaxpr.flat import Flat, Var, refused
+from mtfc.frontend.jaxpr.roles import RoleFinder, Source
 from mtfc.frontend.jaxpr.user_lines import definition
 from mtfc.frontend.syntax.lexer import RESERVED
 
@@ -28,38 +29,34 @@ GivenNames = Mapping[str, str]
 OTHERS = frozenset({"params", "optimizer", "value", "allow"})
 """Words that mean something else in a layout."""
 
-GIVEN, BATCH, ANNOTATED, PLACE = 0, 1, 2, 3
-"""Ranks of names, the best first: of the user, the batch, of annotations, and by place, earlier arguments first."""
+GIVEN, BATCH, ANNOTATED, ROLE, MODULE, PLACE = range(6)
+"""Ranks of names, the best first: of the user, the batch, logical names, by role, by module, and by place in order."""
+
+WEIGHTS = frozenset({
+    "b", "beta", "bias", "embedding", "embeddings", "gamma", "kernel", "mean", "offset", "scale", "table", "var", "w", "weight",
+    "weights",
+})  # fmt: skip
+"""Names of arrays that say nothing without the module that has them."""
 
 
 def propose(flat: Flat, roles: Sequence[Role], names: GivenNames, function: Callable[..., Any]) -> None:
     """Add names to the factors of all arguments. Axes to which the user gives one name become one dimension.
 
-    Axes to which Flax's metadata gives one name do, too, where their sizes are equal and no array would have it twice.
+    Axes with one logical name of Flax do, too, where their sizes are equal and no array would have it twice.
     Raises `CompileError` for patterns that fit nothing, or not the array.
     """
     places = [place(flat, path) for path in flat.inputs]
     used: set[str] = set()
     named: dict[str, Axis] = {}
     logical: dict[str, Axis] = {}
-    wrapped = {x for step in flat.body.steps if step.primitive == "random_wrap" for x in step.operands}
-    for order, (var, text, role) in enumerate(zip(flat.body.arguments, places, roles, strict=False)):
-        pattern = next((each for each in names if matches(each, text)), None)
-        used |= {each for each in names if matches(each, text)}
-        if pattern is not None:
-            _give(var.axes, names[pattern], text, function, named)
-        last = [part for part in text.removesuffix("/value").split("/") if not part.isdigit()][-2:]
-        annotation = flat.annotations[order]
-        is_key = var.key is not None or var in wrapped  # the last axis has the words of a key
-        for j, each in enumerate(var.axes):
-            is_batch = role == "input" and j == 0 and len(var.shape) > is_key
-            name = "batch" if is_batch else "_".join([*last, str(j)])
-            own = annotation.names[j] if annotation else None
-            if annotation and own is not None and _can_name(own):
+    for order, (var, text) in enumerate(zip(flat.body.arguments, places, strict=False)):
+        fitting = [each for each in names if matches(each, text)]
+        used |= {*fitting}
+        if fitting:
+            _give(var.axes, names[fitting[0]], text, function, named)
+        for own, each in zip(flat.annotations[order] or (), var.axes, strict=False):
+            if own is not None and _can_name(own) and unite(logical.setdefault(own, each), each):
                 _want(each, ANNOTATED, own)
-                if annotation.is_of_flax:
-                    unite(logical.setdefault(own, each), each)
-            _want(each, BATCH if is_batch else PLACE + order, ascii_name(name))
     for pattern in names:
         if pattern not in used:
             raise _wrong(f"the pattern {pattern} in `names` matches no argument", function, places)
@@ -69,6 +66,56 @@ def propose(flat: Flat, roles: Sequence[Role], names: GivenNames, function: Call
             if len(given) > 1:
                 both = f"`{given[0]}` and `{given[1]}` name one dimension of {text}"
                 raise _wrong(f"{both}, because the function links the axes with these names", function)
+    _propose_others(flat, roles, places)
+
+
+def _propose_others(flat: Flat, roles: Sequence[Role], places: Sequence[str]) -> None:
+    """Add names by role, by module, and by place."""
+    arguments = [*zip(flat.body.arguments, roles, places, strict=False)]
+    wrapped = {x for step in flat.body.steps if step.primitive == "random_wrap" for x in step.operands}
+    modules = {var: _modules(text) for var, _, text in arguments}
+    finder = (
+        RoleFinder(
+            {
+                var: Source(var, (modules[var] or (_last(text),))[0], role != "input")
+                for var, role, text in arguments
+                if var.key is None and var not in wrapped  # the last axis of others has the words of a key
+            }
+        )
+        .run(flat.body)
+        .finish()
+    )
+    _want(finder.batch(), BATCH, "batch")
+    for factors, name in finder.names():
+        _want(factors, ROLE, name)
+    uses = [
+        (tuple(f for f in use.kept if f not in finder.sightings), use.source.var) for use in finder.weights
+    ]
+    vectors = [
+        (leaves(var.axes[0]), var) for var, role, _ in arguments if role != "input" and len(var.shape) == 1
+    ]
+    for factors, var in (*uses, *vectors):
+        for name in modules[var]:
+            _want(factors, MODULE, name)
+    for order, (var, _, text) in enumerate(arguments):
+        for j, each in enumerate(var.axes):
+            _want(each, PLACE + order, f"{_last(text, 2)}_{j}")
+
+
+def _last(text: str, number: int = 1) -> str:
+    """Return the last parts of a place that are no numbers, as a name."""
+    parts = [part for part in text.removesuffix("/value").split("/") if not part.isdigit()]
+    return ascii_name("_".join(parts[-number:]))
+
+
+def _modules(text: str) -> list[str]:
+    """Return names for the module of an array, the shortest first: `key` and `attention_key` of `params/attention/key/kernel`."""
+    _, *parts = [part for part in text.removesuffix("/value").split("/") if part not in ("", "~")]
+    if len(parts) > 1 and parts[-1].lower() in WEIGHTS:
+        parts.pop()
+    least = 1 + (parts[-1:] != [] and parts[-1].isdigit())
+    found = (ascii_name("_".join(parts[-number:])) for number in (least, least + 1) if number <= len(parts))
+    return [name for name in found if _can_name(name)]
 
 
 def place(flat: Flat, path: tuple[Any, ...]) -> str:
@@ -79,10 +126,10 @@ def place(flat: Flat, path: tuple[Any, ...]) -> str:
 def matches(pattern: str, text: str) -> bool:
     """Return True if a pattern fits a place: `*` is any part of a path, `**/` is any number of directories."""
     plain = pattern.removeprefix("**/")
-    expression = translate(plain)
-    if plain != pattern:
-        return any(re.match(expression, "/".join(text.split("/")[i:])) for i in range(text.count("/") + 1))
-    return re.match(expression, text) is not None
+    expression = re.compile(translate(plain))
+    starts = range(text.count("/") + 1 if plain != pattern else 1)
+    ends = (text, text.removesuffix("/value"))
+    return any(expression.match("/".join(each.split("/")[i:])) for each in ends for i in starts)
 
 
 def ascii_name(text: str) -> str:
@@ -95,9 +142,11 @@ def _can_name(name: str) -> bool:
 
 
 def _want(factors: Axis, rank: int, name: str) -> None:
+    """Propose a name for an axis. If the axis has several factors, names by role are better for them than `name_a`, `name_b`."""
     own = leaves(factors)
     for i, factor in enumerate(own):
-        factor.wanted.append((rank, name if len(own) == 1 else f"{name}_{'abcdefgh'[i % 8]}"))
+        part = (MODULE if rank == ANNOTATED else rank, f"{name}_{'abcdefgh'[i % 8]}")
+        factor.wanted.append((rank, name) if len(own) == 1 else part)
 
 
 def _give(
