@@ -73,29 +73,19 @@ def _propose_others(flat: Flat, roles: Sequence[Role], places: Sequence[str]) ->
     """Add names by role, by module, and by place."""
     arguments = [*zip(flat.body.arguments, roles, places, strict=False)]
     wrapped = {x for step in flat.body.steps if step.primitive == "random_wrap" for x in step.operands}
-    modules = {var: _modules(text) for var, _, text in arguments}
-    finder = (
-        RoleFinder(
-            {
-                var: Source(var, (modules[var] or (_last(text),))[0], role != "input")
-                for var, role, text in arguments
-                if var.key is None and var not in wrapped  # the last axis of others has the words of a key
-            }
-        )
-        .run(flat.body)
-        .finish()
-    )
+    sources = []
+    for var, role, text in arguments:
+        axes = var.axes[:-1] if var.key is not None or var in wrapped else var.axes
+        sources.append(Source(var, axes, _last(text), _modules(text), role != "input"))
+    finder = RoleFinder({source.var: source for source in sources})
+    finder.run(flat.body)
     _want(finder.batch(), BATCH, "batch")
     for factors, name in finder.names():
         _want(factors, ROLE, name)
-    uses = [
-        (tuple(f for f in use.kept if f not in finder.sightings), use.source.var) for use in finder.weights
-    ]
-    vectors = [
-        (leaves(var.axes[0]), var) for var, role, _ in arguments if role != "input" and len(var.shape) == 1
-    ]
-    for factors, var in (*uses, *vectors):
-        for name in modules[var]:
+    made = [(finder.without_role(use.kept), use.source) for use in finder.weights]
+    made += [(source.axes[0], source) for source in sources if source.is_weight and len(source.axes) == 1]
+    for factors, source in made:
+        for name in source.modules:
             _want(factors, MODULE, name)
     for order, (var, _, text) in enumerate(arguments):
         for j, each in enumerate(var.axes):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from math import prod
 
 import attrs
@@ -33,11 +34,18 @@ SPACE = {1: ("length",), 2: ("height", "width"), 3: ("depth", "height", "width")
 
 @attrs.frozen(eq=False)
 class Source:
-    """An argument's array. name: of the module that a weight belongs to, or of an input."""
+    """An argument's array. axes: without the words of a key. own: the end of its place. modules: names for its module."""
 
     var: Var
-    name: str
+    axes: tuple[Axis, ...]
+    own: str
+    modules: Sequence[str]
     is_weight: bool
+
+    @property
+    def name(self) -> str:
+        """The name that stands in front of a role which several dimensions have."""
+        return next(iter(self.modules), self.own) if self.is_weight else self.own
 
 
 @attrs.frozen(eq=False)
@@ -87,9 +95,13 @@ class RoleFinder:
     chooses: bool = False
 
     def __attrs_post_init__(self) -> None:
-        given = [source for source in self.sources.values() if not source.is_weight]
-        self.inputs = {f: source for source in given for f in leaves(_join(source.var.axes))}
-        self.ids.update({source.var: source.var for source in given if source.var.dtype in INTEGERS})
+        self.inputs = {f: x for x in self.sources.values() if not x.is_weight for f in _join(x.axes)}
+        self.ids.update(
+            {x.var: x.var for x in self.sources.values() if x.var.dtype in INTEGERS and not x.is_weight}
+        )
+
+    def without_role(self, factors: Axis) -> Axis:
+        return tuple(f for f in factors if f not in self.sightings)
 
     def see(self, role: str, factors: Iterable[Factor], where: str, is_clear: bool = False) -> None:
         """Note a role of factors that have none."""
@@ -97,23 +109,23 @@ class RoleFinder:
         if own and self.sightings.keys().isdisjoint(own):
             self.sightings.update(dict.fromkeys(own, Sighting(role, own, where, is_clear)))
 
-    def run(self, body: Body) -> RoleFinder:
-        """Follow the steps of the forward pass in order."""
-        for step in body.steps:
-            if step.stage == "forward":
-                self._follow(step)
-                READERS.get(step.primitive, lambda *_: None)(self, step)
-                for inner in step.bodies:
-                    if len(inner.arguments) == len(step.operands):
-                        for x, y in zip(step.operands, inner.arguments, strict=True):
-                            self._pass(x, y)
-                    self.run(inner)
-        return self
+    def run(self, body: Body) -> None:
+        """Follow the steps of the forward pass in order, and note the roles of their axes."""
+        self._steps(body)
+        self._finish()
 
-    def _follow(self, step: AppliedPrimitive) -> None:
-        for x in step.operands:
-            for y in step.results:
+    def _steps(self, body: Body) -> None:
+        for step in body.steps:
+            if step.stage != "forward":
+                continue
+            for x, y in product(step.operands, step.results):
                 self._pass(x, y, step.primitive in MOVES, step.primitive == "exp")
+            if step.primitive in READERS:
+                READERS[step.primitive](self, step)
+            for inner in step.bodies:
+                for x, y in zip(step.operands, inner.arguments, strict=False):
+                    self._pass(x, y)
+                self._steps(inner)
 
     def _pass(self, x: Operand, y: Var, moves: bool = True, is_exp: bool = False) -> None:
         """Let an array be made of what another one is made of."""
@@ -211,7 +223,7 @@ class RoleFinder:
         body, start = step.bodies[0], sum(scan_counts(step.params))
         for i, x in enumerate(step.operands[start:], start):
             source = self.sources.get(x)
-            if source is None or leaves(step.axes(i)[0]) != leaves(source.var.axes[0]):
+            if source is None or leaves(step.axes(i)[0]) != leaves(source.axes[0]):
                 continue
             trains = any(each.stage == "backward" for each in body.steps)
             role = "layers" if source.is_weight else "steps" if trains else "length"
@@ -221,7 +233,7 @@ class RoleFinder:
 
     # What several steps say
 
-    def finish(self) -> RoleFinder:
+    def _finish(self) -> None:
         """Note the roles that several steps together say."""
         for attention in self.attentions:
             self._attention(*attention)
@@ -237,15 +249,14 @@ class RoleFinder:
             self.see("experts", (f for f in use.batch if f not in self.inputs), use.source.name)
         summed = [f for use in self.weights if use.is_dot for f in use.summed]
         for f, source in self.inputs.items():
-            if f in summed and len(source.var.shape) > 1 and f in leaves(source.var.axes[-1]):
+            if f in summed and len(source.axes) > 1 and f in leaves(source.axes[-1]):
                 self.see("features", (f,), source.name)
         others = {f for use in self.weights if not use.is_dot for f in (*use.kept, *use.summed)}
         for f in (f for use in self.weights for f in use.kept if f in summed and f not in others):
             self.see("hidden", (f,), "")
-        return self
 
     def _attention(self, scores: Scores, keys: Axis, values: Axis) -> None:
-        """Note the roles of a softmax between two dots. keys: the positions that it weighs. values: the free factors of values."""
+        """Note the roles of a softmax between two dots. keys: the positions that it weighs. values: the values' free factors."""
         ends = {*scores.summed, *values}
         uses = [use for use in self.weights if not ends.isdisjoint(use.kept)]
         made = {f for use in uses for f in use.kept}
@@ -268,7 +279,7 @@ class RoleFinder:
 
     def names(self) -> Iterator[tuple[Axis, str]]:
         """Yield factors with their names by role."""
-        given = {f for source in [*self.sources.values()] for f in leaves(_join(source.var.axes))}
+        given = {f for source in [*self.sources.values()] for f in _join(source.axes)}
         by_role: dict[str, list[Sighting]] = {}
         for sighting in dict.fromkeys(self.sightings.values()):
             by_role.setdefault(sighting.role, []).append(sighting)
@@ -283,11 +294,9 @@ class RoleFinder:
 
     def batch(self) -> Axis:
         """Return the first axis that most inputs share, behind axes over which loops run."""
-        given = [source.var for source in self.sources.values() if not source.is_weight]
-        first = (
-            var.axes[var in self.scanned and len(var.shape) > 1] for var in dict.fromkeys(given) if var.shape
-        )
-        counts = Counter(own for own in map(leaves, first) if own)
+        given = dict.fromkeys(x for x in self.sources.values() if not x.is_weight and x.axes)
+        first = (leaves(x.axes[x.var in self.scanned and len(x.axes) > 1]) for x in given)
+        counts = Counter(filter(None, first))
         return max(counts, key=counts.__getitem__, default=())
 
 
