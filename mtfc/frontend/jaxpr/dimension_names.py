@@ -17,7 +17,7 @@ from typing import Any
 
 from mtfc.compiler.diagnostics import CompileError
 from mtfc.compiler.ir.core import Role
-from mtfc.frontend.jaxpr.factors import Axis, leaves, may_unite, size_of, unite
+from mtfc.frontend.jaxpr.factors import Axis, Factor, leaves, may_unite, size_of, unite
 from mtfc.frontend.jaxpr.flat import Flat, Var, refused
 from mtfc.frontend.jaxpr.roles import RoleFinder, Source
 from mtfc.frontend.jaxpr.user_lines import definition
@@ -76,16 +76,19 @@ def _propose_others(flat: Flat, roles: Sequence[Role], places: Sequence[str]) ->
     sources = []
     for var, role, text in arguments:
         axes = var.axes[:-1] if var.key is not None or var in wrapped else var.axes
-        sources.append(Source(var, axes, _last(text), _modules(text), role != "input"))
+        names = _modules(text) if role != "input" else [_last(text), _last(text, 2)]
+        sources.append(Source(var, axes, names, role != "input"))
     finder = RoleFinder({source.var: source for source in sources})
     finder.run(flat.body)
     _want(finder.batch(), BATCH, "batch")
+    named: set[Factor] = set()
     for factors, name in finder.names():
         _want(factors, ROLE, name)
-    made = [(finder.without_role(use.kept), use.source) for use in finder.weights]
+        named |= {*factors}
+    made = [(tuple(f for f in use.kept if f not in named), use.source) for use in finder.weights]
     made += [(source.axes[0], source) for source in sources if source.is_weight and len(source.axes) == 1]
     for factors, source in made:
-        for name in source.modules:
+        for name in source.names:
             _want(factors, MODULE, name)
     for order, (var, _, text) in enumerate(arguments):
         for j, each in enumerate(var.axes):
@@ -104,7 +107,11 @@ def _modules(text: str) -> list[str]:
     if len(parts) > 1 and parts[-1].lower() in WEIGHTS:
         parts.pop()
     least = 1 + (parts[-1:] != [] and parts[-1].isdigit())
-    found = (ascii_name("_".join(parts[-number:])) for number in (least, least + 1) if number <= len(parts))
+    found = (
+        ascii_name("_".join(parts[-number:]))
+        for number in (least, least + 1, least + 2)
+        if number <= len(parts)
+    )
     return [name for name in found if _can_name(name)]
 
 

@@ -34,18 +34,12 @@ SPACE = {1: ("length",), 2: ("height", "width"), 3: ("depth", "height", "width")
 
 @attrs.frozen(eq=False)
 class Source:
-    """An argument's array. axes: without the words of a key. own: the end of its place. modules: names for its module."""
+    """An argument's array. axes: without the words of a key. names: of the module of a weight, or of an input, short ones first."""
 
     var: Var
     axes: tuple[Axis, ...]
-    own: str
-    modules: Sequence[str]
+    names: Sequence[str]
     is_weight: bool
-
-    @property
-    def name(self) -> str:
-        """The name that stands in front of a role which several dimensions have."""
-        return next(iter(self.modules), self.own) if self.is_weight else self.own
 
 
 @attrs.frozen(eq=False)
@@ -71,11 +65,11 @@ class Scores:
 
 @attrs.frozen
 class Sighting:
-    """A role of factors. where: the name of an argument or a module. is_clear: True if no other axis may have it less clearly."""
+    """A role of factors. where: names to tell it from others. is_clear: True if it comes before roles that are less clear."""
 
     role: str
     factors: Axis
-    where: str
+    where: tuple[str, ...]
     is_clear: bool
 
 
@@ -100,14 +94,13 @@ class RoleFinder:
             {x.var: x.var for x in self.sources.values() if x.var.dtype in INTEGERS and not x.is_weight}
         )
 
-    def without_role(self, factors: Axis) -> Axis:
-        return tuple(f for f in factors if f not in self.sightings)
-
-    def see(self, role: str, factors: Iterable[Factor], where: str, is_clear: bool = False) -> None:
+    def see(
+        self, role: str, factors: Iterable[Factor], where: Sequence[str] = (), is_clear: bool = False
+    ) -> None:
         """Note a role of factors that have none."""
         own = leaves(factors)
         if own and self.sightings.keys().isdisjoint(own):
-            self.sightings.update(dict.fromkeys(own, Sighting(role, own, where, is_clear)))
+            self.sightings.update(dict.fromkeys(own, Sighting(role, own, tuple(where), is_clear)))
 
     def run(self, body: Body) -> None:
         """Follow the steps of the forward pass in order, and note the roles of their axes."""
@@ -180,15 +173,14 @@ class RoleFinder:
         (_, channels, *places), (made, summed, *windows) = numbers.lhs_spec, numbers.rhs_spec
         roles = SPACE.get(len(places), ())
         for role, j in zip((*roles, "channels"), (*places, channels), strict=False):
-            for f in leaves(image[j]):
-                if f in self.inputs:
-                    self.see(role, (f,), self.inputs[f].name, True)
+            if own := [f for f in leaves(image[j]) if f in self.inputs]:
+                self.see(role, own, self.inputs[own[0]].names, True)
         if source is not None and source.is_weight:
             self.weights.append(
                 WeightUse(source, leaves(kernel[made]), leaves(kernel[summed]), (), is_dot=False)
             )
             for role, j in zip(roles, windows, strict=False):
-                self.see(f"kernel_{role}", kernel[j], source.name)
+                self.see(f"kernel_{role}", kernel[j], source.names)
 
     def lookup(self, step: AppliedPrimitive) -> None:
         """Note the sides of a table into which ids point, and the length of the ids."""
@@ -200,13 +192,13 @@ class RoleFinder:
         if source is None or not source.is_weight:
             self.labels.append((pointed, self.ids[ids]))
         elif len(numbers.axes) == 1 and len(table.shape) == 2:
-            self._table(pointed, self.ids[ids], source.name)
-            self.see("embed", _join(axes[j] for j in numbers.window(table)), source.name, True)
+            self._table(pointed, self.ids[ids], source.names)
+            self.see("embed", _join(axes[j] for j in numbers.window(table)), source.names, True)
 
-    def _table(self, pointed: Axis, ids: Var, where: str) -> None:
+    def _table(self, pointed: Axis, ids: Var, where: Sequence[str]) -> None:
         self.see("vocab", pointed, where, True)
         if len(ids.shape) == 2:
-            self.see("length", ids.axes[1], self.sources[ids].name, True)
+            self.see("length", ids.axes[1], self.sources[ids].names, True)
 
     def one_hot(self, step: AppliedPrimitive) -> None:
         """Note the last axis of a comparison with ids."""
@@ -227,7 +219,7 @@ class RoleFinder:
                 continue
             trains = any(each.stage == "backward" for each in body.steps)
             role = "layers" if source.is_weight else "steps" if trains else "length"
-            self.see(role, step.axes(i)[0], source.name, True)
+            self.see(role, step.axes(i)[0], source.names, True)
             if not source.is_weight:
                 self.scanned.add(source.var)
 
@@ -242,25 +234,26 @@ class RoleFinder:
                 (use for use in self.weights if not {*pointed}.isdisjoint((*use.kept, *use.summed))), None
             )
             if use is not None and {*pointed} <= {*use.summed}:
-                self._table(pointed, ids, use.source.name)
+                self._table(pointed, ids, use.source.names)
             elif use is not None:
-                self.see("vocab" if len(ids.shape) > 1 else "classes", pointed, use.source.name)
+                self.see("vocab" if len(ids.shape) > 1 else "classes", pointed, use.source.names)
         for use in self.weights if self.chooses else ():
-            self.see("experts", (f for f in use.batch if f not in self.inputs), use.source.name)
+            self.see("experts", (f for f in use.batch if f not in self.inputs), use.source.names)
         summed = [f for use in self.weights if use.is_dot for f in use.summed]
         for f, source in self.inputs.items():
             if f in summed and len(source.axes) > 1 and f in leaves(source.axes[-1]):
-                self.see("features", (f,), source.name)
+                self.see("features", (f,), source.names)
         others = {f for use in self.weights if not use.is_dot for f in (*use.kept, *use.summed)}
         for f in (f for use in self.weights for f in use.kept if f in summed and f not in others):
-            self.see("hidden", (f,), "")
+            self.see("hidden", (f,))
 
     def _attention(self, scores: Scores, keys: Axis, values: Axis) -> None:
         """Note the roles of a softmax between two dots. keys: the positions that it weighs. values: the values' free factors."""
         ends = {*scores.summed, *values}
         uses = [use for use in self.weights if not ends.isdisjoint(use.kept)]
         made = {f for use in uses for f in use.kept}
-        where = uses[0].source.name if uses else ""
+        first, *more = uses[0].source.names if uses and uses[0].source.names else ("",)
+        where = [name.removesuffix(f"_{first}") for name in more]
         queries = next((free for free in scores.free if {*keys}.isdisjoint(free)), ())
         groups = [f for f in queries if f in made]
         positions = [f for f in queries if f not in made]
@@ -273,7 +266,7 @@ class RoleFinder:
         if not any(f.alternate is not None and f.alternate.root() in queries for f in keys):
             self.see("key_length" if positions else "length", keys, where)
         for use in uses:
-            self.see("embed", use.summed, use.source.name)
+            self.see("embed", use.summed, use.source.names)
 
     # Names
 
@@ -287,10 +280,9 @@ class RoleFinder:
             seen = [each for each in found if not given.isdisjoint(each.factors)] or found
             clear = [each for each in seen if each.is_clear] or seen
             for each in found:
-                if clear == [each] or each not in seen:
-                    yield each.factors, role
-                elif each.where:
-                    yield each.factors, f"{each.where}_{role}"
+                is_alone = clear == [each] or each not in seen
+                for name in [role] if is_alone else [f"{where}_{role}" for where in each.where]:
+                    yield tuple(f for f in each.factors if f in given) or each.factors, name
 
     def batch(self) -> Axis:
         """Return the first axis that most inputs share, behind axes over which loops run."""
