@@ -372,12 +372,9 @@ def test_mesh_axes_name_no_dimensions() -> None:
         with nnx.use_eager_sharding(False):
             return nnx.Param(jnp.ones((8, 8)), out_sharding=(None, "mine"))
 
-    for weights, context in (
-        ((struct((8, 8), None, "tp"), struct((8, 8), "dp", "tp")), nullcontext()),
-        ((linen(), linen()), nullcontext()),
-        ((of_nnx(), of_nnx()), jax.sharding.set_mesh(own)),
-    ):
-        with context:
+    shardings = struct((8, 8), None, "tp"), struct((8, 8), "dp", "tp")
+    for weights, is_set in ((shardings, False), ((linen(), linen()), False), ((of_nnx(), of_nnx()), True)):
+        with jax.sharding.set_mesh(own) if is_set else nullcontext():
             program = mtfc.from_jax(product, weights, array(16, 8))
         assert [*program.dims.values()] == [16, 8, 8, 8]
         assert not {"fsdp", "mine", "tp", "dp"} & {*program.dims}

@@ -34,7 +34,7 @@ SPACE = {1: ("length",), 2: ("height", "width"), 3: ("depth", "height", "width")
 
 @attrs.frozen(eq=False)
 class Source:
-    """An argument's array. axes: without the words of a key. names: of the module of a weight, or of an input, short ones first."""
+    """An argument's array. axes: without the words of a key. names: of a weight's module, or of an input, short ones first."""
 
     var: Var
     axes: tuple[Axis, ...]
