@@ -21,6 +21,7 @@ from mtfc.driver.jax_functions.shardings import (
     PackedProgram,
     Unsaid,
     explicit_axes,
+    of_any_functions,
     one_use,
     only_axes,
     sharding_tree,
@@ -148,9 +149,8 @@ class Plan:
 
     @cached_property
     def _in_trees(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        found: tuple[tuple[Any, ...], dict[str, Any]] = sharding_tree(
-            self.imported.flat.in_tree, self._in_leaves
-        )
+        tree = of_any_functions(self.imported.flat.in_tree)
+        found: tuple[tuple[Any, ...], dict[str, Any]] = sharding_tree(tree, self._in_leaves)
         return found
 
     @property
@@ -247,6 +247,25 @@ class Plan:
             return jax.tree.unflatten(out_tree, self._computed(evaluate, self._leaves(args, kwargs)))
 
         planned.__name__ = getattr(self.function, "__name__", "planned")
+        return planned
+
+    @public
+    def jit(self, function: Callable[..., Any] | None = None, **options: Any) -> Callable[..., Any]:
+        """Return `apply(function)` under `jax.jit` with the plan's mesh and shardings. Arguments are placed as the plan says.
+
+        options: those of `jax.jit`, such as `donate_argnums`.
+        """
+        shardings = {"in_shardings": self.in_shardings, "out_shardings": self.out_shardings}
+        jitted = jax.jit(self.apply(function), **shardings, **options)
+
+        @public
+        def planned(*args: Any, **kwargs: Any) -> Any:
+            args, kwargs = by_place(self.function, args, kwargs)
+            self.check_arguments(args, kwargs)
+            with jax.sharding.set_mesh(self.mesh):
+                args, kwargs = jax.device_put((args, kwargs), self._in_trees)
+                return jitted(*args, **kwargs)
+
         return planned
 
     def _computed(
