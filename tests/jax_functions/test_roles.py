@@ -141,6 +141,26 @@ def test_grouped_queries_have_heads_and_groups() -> None:
     }
 
 
+def test_a_name_of_the_user_comes_before_a_role_of_another_dimension() -> None:
+    def outputs(p: Any, x: Any) -> Any:
+        return jnp.tanh(x @ p["first"]) @ p["second"]
+
+    args = {"first": array(4, 5), "second": array(5, 6)}, array(2, 4)
+    program = mtfc.from_jax(outputs, *args, names={"x": "hidden batch"})
+    assert program.dims == {"second": 6, "first": 5, "batch": 4, "hidden": 2}
+    program = mtfc.from_jax(outputs, *args, names={"**/second": "_ hidden"})
+    assert program.dims == {"hidden": 6, "first": 5, "features": 4, "batch": 2}
+
+
+@pytest.mark.parametrize("scanned", [array(), jax.eval_shape(lambda: jax.random.key(0))])
+def test_arguments_without_axes_have_no_roles(scanned: Any) -> None:
+    def loop(w: Any, x: Any) -> Any:
+        xs = jnp.broadcast_to(x, (5,)) if x.dtype == w.dtype else jax.random.split(x, 5)
+        return jax.lax.scan(lambda c, x: (c * w, None), w, xs)[0]
+
+    assert mtfc.from_jax(loop, array(3), scanned).dims["w_0"] == 3
+
+
 def test_names_are_the_same_every_time_and_unique() -> None:
     for name in ("nnx_transformer", "vision_transformer", "equinox_mixer", "u_net"):
         function, args = MODELS[name]()

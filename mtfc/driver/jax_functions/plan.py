@@ -263,7 +263,8 @@ class Plan:
             args, kwargs = by_place(self.function, args, kwargs)
             self.check_arguments(args, kwargs)
             with jax.sharding.set_mesh(self.mesh):
-                args, kwargs = jax.device_put((args, kwargs), self._in_trees)
+                given = jax.tree.map(value_of, (args, kwargs))
+                args, kwargs = jax.device_put(given, self._in_trees)
                 return jitted(*args, **kwargs)
 
         return planned

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import translate
+from operator import itemgetter
 from typing import Any
 
 from mtfc.compiler.diagnostics import CompileError
@@ -85,14 +86,26 @@ def _propose_others(flat: Flat, roles: Sequence[Role], places: Sequence[str]) ->
     for factors, name in finder.names():
         _want(factors, ROLE, name)
         named |= {*factors}
-    made = [(tuple(f for f in use.kept if f not in named), use.source) for use in finder.weights]
+    made = [(use.kept, use.source) for use in finder.weights if use.source]
     made += [(source.axes[0], source) for source in sources if source.is_weight and len(source.axes) == 1]
     for factors, source in made:
         for name in source.names:
-            _want(factors, MODULE, name)
+            _want(tuple(f for f in factors if f not in named) or factors, MODULE, name)
     for order, (var, _, text) in enumerate(arguments):
         for j, each in enumerate(var.axes):
             _want(each, PLACE + order, f"{_last(text, 2)}_{j}")
+    _settle(f for source in sources for each in source.var.axes for f in leaves(each))
+
+
+def _settle(factors: Iterable[Factor]) -> None:
+    """Let each factor want one name, its best one that no other factor wants more."""
+    every, settled = dict.fromkeys(factors), dict[str, Factor]()
+    offers = [(rank, name, factor) for factor in every for rank, name in factor.wanted]
+    for rank, name, factor in sorted(offers, key=itemgetter(0)):
+        if name not in settled and factor in every:
+            settled[name] = factor
+            factor.wanted = [(rank, name)]
+            del every[factor]
 
 
 def _last(text: str, number: int = 1) -> str:

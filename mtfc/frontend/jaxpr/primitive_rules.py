@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from operator import itemgetter
 from typing import Any
 
 import attrs
@@ -289,9 +288,9 @@ class Dims:
     def _of(self, factor: Factor) -> Dim:
         if factor not in self.known:
             other = factor.alternate.root() if factor.alternate is not None else None
-            wanted = [name for _, name in sorted(factor.wanted, key=itemgetter(0))]
-            if wanted:
-                name = next((each for each in wanted if each not in self.sizes), wanted[0])
+            wanted = min(factor.wanted, default=None)
+            if wanted is not None:
+                name = wanted[1]
             elif other in self.known and not other.parts:
                 name = f"{self.known[other].name}_other"
             else:
