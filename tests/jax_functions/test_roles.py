@@ -124,6 +124,33 @@ def test_several_dimensions_of_one_role_are_told_apart_and_never_united() -> Non
     assert "cross_heads, cross_head_dim" in found["p/decoder/cross/q"]
 
 
+def test_tables_and_masks_of_positions_have_the_length() -> None:
+    """Three of four inputs begin with the length, and it is no batch."""
+
+    def outputs(p: Any, x: Any, cos: Any, sin: Any, mask: Any) -> Any:
+        q, k, v = (jnp.einsum("ble,ehd->bhld", x, p[name]) for name in "qkv")
+        scores = jnp.einsum("bhld,bhmd->bhlm", q * cos + sin, k) + mask
+        return jnp.einsum("bhlm,bhmd->bhld", jax.nn.softmax(scores), v)
+
+    params = {name: array(16, 4, 8) for name in "qkv"}
+    program = mtfc.from_jax(outputs, params, array(2, 6, 16), array(6, 8), array(6, 8), array(6, 6))
+    found = axes(program)
+    assert [*found.values()][3:] == [
+        "batch, length, embed",
+        "length, head_dim",
+        "length, head_dim",
+        "length, length_other",
+    ]
+
+
+def test_attention_of_inputs_has_roles() -> None:
+    program = mtfc.from_jax(
+        jax.nn.dot_product_attention, array(2, 6, 4, 8), array(2, 10, 4, 8), array(2, 10, 4, 8), parameters=()
+    )
+    expected = {"key_length": 10, "head_dim": 8, "value_dim": 8, "length": 6, "heads": 4, "batch": 2}
+    assert program.dims == expected
+
+
 def test_grouped_queries_have_heads_and_groups() -> None:
     def loss(p: Any, x: Any) -> Any:
         q = jnp.einsum("ble,ekgd->blkgd", x, p["q"])

@@ -255,8 +255,7 @@ class Plan:
 
         options: those of `jax.jit`, such as `donate_argnums`.
         """
-        shardings = {"in_shardings": self.in_shardings, "out_shardings": self.out_shardings}
-        jitted = jax.jit(self.apply(function), **shardings, **options)
+        jitted = jax.jit(self.apply(function), out_shardings=self.out_shardings, **options)
 
         @public
         def planned(*args: Any, **kwargs: Any) -> Any:

@@ -119,12 +119,8 @@ def _modules(text: str) -> list[str]:
     _, *parts = [part for part in text.removesuffix("/value").split("/") if part not in ("", "~")]
     if len(parts) > 1 and parts[-1].lower() in WEIGHTS:
         parts.pop()
-    least = 1 + (parts[-1:] != [] and parts[-1].isdigit())
-    found = (
-        ascii_name("_".join(parts[-number:]))
-        for number in (least, least + 1, least + 2)
-        if number <= len(parts)
-    )
+    least = 1 + "".join(parts[-1:]).isdigit()
+    found = (ascii_name("_".join(parts[-number:])) for number in range(least, least + 3))
     return [name for name in found if _can_name(name)]
 
 

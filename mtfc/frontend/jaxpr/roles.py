@@ -234,22 +234,22 @@ class RoleFinder:
         ends = {*sides[0].summed, *values}
         uses = [use for use in self.weights if not ends.isdisjoint(use.kept)]
         made = {f for use in uses for f in use.kept}
-        first, *more = next((use.source.names for use in uses if use.source), ()) or ("",)
-        where = [name.removesuffix(f"_{first}") for name in more]
+        own, *more = next((use.source.names for use in uses if use.source), ()) or ("",)
+        where = [name.removesuffix(f"_{own}") for name in more]
         queries = next((side.kept for side in sides if {*keys}.isdisjoint(side.kept)), ())
         groups = [f for f in queries if f in made]
         positions = [f for f in queries if f not in made]
-        heads = [f for f in sides[0].batch if f not in self.inputs or f in made]
-        if not any(f.alternate is not None and f.alternate.root() in queries for f in keys):
-            self.see("key_length" if positions else "length", keys, where)
-        for role, factors in {
-            "head_dim": sides[0].summed,
-            "value_dim": values,
-            "kv_heads" if groups else "heads": heads,
-            "groups": groups,
-            "length": positions,
-        }.items():
-            self.see(role, factors, where)
+        is_self = any(f.alternate is not None and f.alternate.root() in queries for f in keys)
+        first, second = (
+            (keys, positions) if is_self and any(f.stands_in for f in positions) else (positions, keys)
+        )
+        self.see("length", first or second, where)
+        self.see("length_other" if is_self else "key_length", second, where)
+        self.see("head_dim", sides[0].summed, where)
+        self.see("value_dim", values, where)
+        self.see("groups", groups, where)
+        batch = self.batch()
+        self.see("kv_heads" if groups else "heads", (f for f in sides[0].batch if f not in batch), where)
         for use in uses:
             self.see("embed", use.summed, use.source)
 
@@ -270,10 +270,10 @@ class RoleFinder:
                     yield tuple(f for f in each.factors if f in given) or each.factors, name
 
     def batch(self) -> Axis:
-        """Return the first axis that most inputs share, behind axes over which loops run."""
+        """Return the first axis without a role that most inputs share, behind axes over which loops run."""
         given = {x.var: x.axes for x in self.sources.values() if not x.is_weight and x.axes}
-        first = (axes[var in self.scanned and len(axes) > 1] for var, axes in given.items())
-        counts = Counter(filter(None, map(leaves, first)))
+        first = (leaves(axes[var in self.scanned and len(axes) > 1]) for var, axes in given.items())
+        counts = Counter(own for own in first if own and self.sightings.keys().isdisjoint(own))
         return max(counts, key=counts.__getitem__, default=())
 
 
