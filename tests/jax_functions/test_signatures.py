@@ -96,6 +96,16 @@ def test_jit_of_a_plan_takes_arguments_in_every_way_and_donates() -> None:
         run(params, state, {"y": batch["x"]})
 
 
+def test_jit_of_a_plan_inside_of_another_transformation() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        return jnp.mean(jnp.tanh(x @ w) ** 2)
+
+    plan = mtfc.from_jax(loss, array(4, 3), array(8, 4)).plan({"batch": "data"}, {"data": 4})
+    w, x = jnp.linspace(-1, 1, 12).reshape(4, 3), jnp.linspace(-1, 1, 32).reshape(8, 4)
+    for transform in (jax.grad, jax.jit):
+        assert jnp.allclose(transform(plan.jit(loss))(w, x), transform(loss)(w, x), atol=1e-6)
+
+
 def test_arrays_are_named_by_their_places() -> None:
     """An array that is returned anew has the name of the argument. Numbers alone are no name."""
     program = mtfc.from_jax(step, PARAMS, STATE, BATCH)

@@ -253,17 +253,20 @@ class Plan:
     def jit(self, function: Callable[..., Any] | None = None, **options: Any) -> Callable[..., Any]:
         """Return `apply(function)` under `jax.jit` with the plan's mesh and shardings. Arguments are placed as the plan says.
 
-        options: those of `jax.jit`, such as `donate_argnums`.
+        options: those of `jax.jit`, such as `donate_argnums`. Inside of another transformation, it is `apply`.
         """
-        jitted = jax.jit(self.apply(function), out_shardings=self.out_shardings, **options)
+        applied = self.apply(function)
+        jitted = jax.jit(applied, out_shardings=self.out_shardings, **options)
 
         @public
         def planned(*args: Any, **kwargs: Any) -> Any:
             args, kwargs = by_place(self.function, args, kwargs)
-            self.check_arguments(args, kwargs)
+            leaves = self._leaves(args, kwargs)
+            if any(isinstance(x, jax.core.Tracer) for x in leaves):
+                return applied(*args, **kwargs)
+            tree = jax.tree.structure((args, kwargs))
             with jax.sharding.set_mesh(self.mesh):
-                given = jax.tree.map(value_of, (args, kwargs))
-                args, kwargs = jax.device_put(given, self._in_trees)
+                args, kwargs = jax.device_put(jax.tree.unflatten(tree, leaves), self._in_trees)
                 return jitted(*args, **kwargs)
 
         return planned

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import translate
 from operator import itemgetter
 from typing import Any
@@ -198,50 +198,27 @@ def _wrong(message: str, function: Callable[..., Any], places: Sequence[str] = (
 NUMBER = re.compile(r"^(.*?)(\d+)$")
 
 
-def merge_copies(flat: Flat) -> None:
-    """Unite the axes of arrays at the same place in copies of at least two arrays of several axes."""
-    for first, *others in _copies(flat):
-        if _matrices(first) > 1:
-            _unite(first, others)
+def merge_copies(flat: Flat, are_linked: bool) -> None:
+    """Unite the axes of arrays at the same place in copies: before arrays are linked in those of at least two matrices.
 
-
-def merge_linked_copies(flat: Flat) -> None:
-    """Unite the axes of arrays at the same place in copies of one array of several axes, after arrays are linked."""
-    for first, *others in _copies(flat):
-        if _matrices(first) == 1 and all(
-            may_unite(a, b) for other in others for a, b in _axes_of(first, other)
-        ):
-            _unite(first, others)
+    Afterwards in those of one matrix, if no array has two of these axes.
+    """
+    for copies in _groups(flat).values():
+        first, *others = copies.values()
+        shapes = {place: var.shape for place, var in first.items()}
+        if any({place: var.shape for place, var in other.items()} != shapes for other in others):
+            continue
+        pairs = [
+            pair for other in others for x in first for pair in zip(first[x].axes, other[x].axes, strict=True)
+        ]
+        matrices = sum(len(shape) > 1 for shape in shapes.values())
+        if all(may_unite(*pair) for pair in pairs) and matrices == 1 if are_linked else matrices > 1:
+            for pair in pairs:
+                unite(*pair)
 
 
 Copy = dict[tuple[str, ...], Var]
 """A copy: place after its number -> array."""
-
-
-def _copies(flat: Flat) -> Iterator[list[Copy]]:
-    """Yield the copies of each layer."""
-    for copies in _groups(flat).values():
-        shapes = {
-            tuple((place, var.shape) for place, var in sorted(copy.items())) for copy in copies.values()
-        }
-        if len(shapes) == 1:
-            yield [*copies.values()]
-
-
-def _matrices(copy: Copy) -> int:
-    return sum(len(var.shape) > 1 for var in copy.values())
-
-
-def _axes_of(first: Copy, other: Copy) -> Iterator[tuple[Axis, Axis]]:
-    """Yield the axes at the same place in two copies."""
-    for place, var in first.items():
-        yield from zip(var.axes, other[place].axes, strict=True)
-
-
-def _unite(first: Copy, others: list[Copy]) -> None:
-    for other in others:
-        for pair in _axes_of(first, other):
-            unite(*pair)
 
 
 def _groups(flat: Flat) -> dict[tuple[str | bool, ...], dict[str, Copy]]:
