@@ -67,10 +67,9 @@ def main():
     print(plan.explain().split("\n\n")[1].splitlines()[0], "...")
     print(program.verify(plan, params, state, ids))
 
-    planned = jax.jit(plan.apply(step), in_shardings=plan.in_shardings, out_shardings=plan.out_shardings)
-    with jax.sharding.set_mesh(plan.mesh):
-        for _ in range(20):
-            params, state, value = planned(params, state, ids)
+    planned = plan.jit(step)
+    for _ in range(20):
+        params, state, value = planned(params, state, ids)
     print(f"loss {value:.3f}; up is split as {params['layers'][0]['up'].sharding.spec}")
 
 

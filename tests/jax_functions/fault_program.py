@@ -82,12 +82,12 @@ SHOWN: Mapping[str, Shown] = {
     "gradient of grouped filters": Shown(
         CONVOLUTION.format(groups=8, inner=1),
         {"batch": "a"},
-        {"w_3": "a"},
+        {"channels": "a"},
         {"a": 4, "b": 2},
     ),
     "split groups of batches": Shown(
         CONVOLUTION.format(groups=2, inner=4),
-        {"w_2": "a"},
+        {"channels_b": "a"},
         {"batch": "a"},
     ),
 }

@@ -29,7 +29,7 @@ def kinds(figures: StepFigures) -> dict[str, int]:
 def test_all_programs_of_a_plan_send_what_is_predicted() -> None:
     function, args = MODELS["perceptron"]()
     program = mtfc.from_jax(function, *args)
-    plan = program.plan({"batch": "x", "params_1": "y"}, {"x": 4, "y": 2})
+    plan = program.plan({"batch": "x", "hidden": "y"}, {"x": 4, "y": 2})
     found = plan.inspect("cpu", apply=True)
     assert (
         kinds(found["predicted"]) == kinds(found["compiled"]) == kinds(found["apply"]) == {"all_reduce": 1828}

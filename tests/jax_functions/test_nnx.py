@@ -134,3 +134,31 @@ def test_random_streams_and_metrics_are_returned() -> None:
     np.testing.assert_allclose(first, noisy(*args), rtol=1e-5)
     np.testing.assert_allclose(again, noisy(*args), rtol=1e-5)
     assert not np.allclose(first, again)
+
+
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_a_plan_of_abstract_objects_is_for_real_ones(is_inside: bool) -> None:
+    """Each building makes an optimizer with functions of its own. Batches may be made while the mesh is set."""
+    plan = mtfc.from_jax(step, *nnx.eval_shape(start), *batch(0)).plan({"batch": "x"}, {"x": 4})
+    expected = step(*start(), *batch(0))
+    with jax.sharding.set_mesh(plan.mesh):
+        inside = start(), jax.numpy.asarray(batch(0)[0]), jax.numpy.asarray(batch(0)[1])
+    objects, *data = inside if is_inside else (start(), *batch(0))
+    for _ in range(2):
+        model, optimizer, value = plan.jit(step)(*objects, *data)
+        np.testing.assert_allclose(value, expected, rtol=1e-5)
+    placed = jax.device_put(start(), plan.in_shardings[:2])
+    options = {"in_shardings": plan.in_shardings, "out_shardings": plan.out_shardings}
+    found = jax.jit(plan.apply(step), **options)(*placed, *batch(0))
+    np.testing.assert_allclose(found[-1], expected, rtol=1e-5)
+    assert plan.jit(step)(model, optimizer, *data)[-1] < expected
+
+
+def test_trees_that_differ_in_more_than_functions_do_not_fit() -> None:
+    def other() -> Any:
+        model = Network(nnx.Rngs(0))
+        return model, nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+
+    plan = mtfc.from_jax(step, *start(), *batch(0)).plan({"batch": "x"}, {"x": 4})
+    with pytest.raises(ValueError, match="a structure other than that of the plan"):
+        plan.jit(step)(*other(), *batch(0))

@@ -71,6 +71,41 @@ def test_a_model_by_keyword_alone_is_a_model() -> None:
     assert program.verify(plan).ok
 
 
+def test_jit_of_a_plan_takes_arguments_in_every_way_and_donates() -> None:
+    """It places arguments that are elsewhere; those that a step returns are placed already, and it may overwrite them."""
+    layout, mesh = {"batch": "data", "optimizer": {"*": "data"}}, {"data": 4}
+    plan = mtfc.from_jax(step, PARAMS, STATE, BATCH).plan(layout, mesh)
+    (params, state, batch), _ = drawn_arguments(plan, 0)
+    expected = step(params, state, batch)
+    named = mtfc.from_jax(step_by_keyword, params=PARAMS, opt_state=STATE, batch=BATCH).plan(layout, mesh)
+    run = plan.jit(step)
+    for found in (
+        run(params, state, batch),
+        run(params, batch=batch, opt_state=state),
+        named.jit(step_by_keyword)(batch=batch, params=params, opt_state=state),
+        plan.with_explicit_axes().jit(step)(params, state, batch),
+    ):
+        for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+            assert jnp.allclose(x, y, atol=1e-5)
+    given = run(params, state, batch)
+    plan.jit(step, donate_argnums=(0, 1))(*given[:2], batch)
+    assert all(x.is_deleted() for x in jax.tree.leaves(given[1]))
+    with pytest.raises(ValueError, match="shape"):
+        run(params, state, {"x": jnp.ones((8, 8))})
+    with pytest.raises(ValueError, match="a structure other than that of the plan"):
+        run(params, state, {"y": batch["x"]})
+
+
+def test_jit_of_a_plan_inside_of_another_transformation() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        return jnp.mean(jnp.tanh(x @ w) ** 2)
+
+    plan = mtfc.from_jax(loss, array(4, 3), array(8, 4)).plan({"batch": "data"}, {"data": 4})
+    w, x = jnp.linspace(-1, 1, 12).reshape(4, 3), jnp.linspace(-1, 1, 32).reshape(8, 4)
+    for transform in (jax.grad, jax.jit):
+        assert jnp.allclose(transform(plan.jit(loss))(w, x), transform(loss)(w, x), atol=1e-6)
+
+
 def test_arrays_are_named_by_their_places() -> None:
     """An array that is returned anew has the name of the argument. Numbers alone are no name."""
     program = mtfc.from_jax(step, PARAMS, STATE, BATCH)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from time import process_time
 from typing import TYPE_CHECKING, Any, Literal
@@ -37,7 +37,8 @@ from mtfc.driver.values import (
     seconds_option,
 )
 from mtfc.frontend.elaborate import elaborate
-from mtfc.frontend.jaxpr.importing import Imported, imported
+from mtfc.frontend.jaxpr.dimension_names import place
+from mtfc.frontend.jaxpr.importing import Imported, Leaf, imported
 from mtfc.frontend.jaxpr.tracing import argument_names, by_place
 from mtfc.frontend.jaxpr.user_lines import definition
 from mtfc.frontend.layout_options import parse_layout, parse_mesh
@@ -92,12 +93,14 @@ class ImportedProgram:
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     def arguments(self) -> str:
-        """Return the arguments with the dimensions of each axis, a line each."""
-        lines = []
+        """Return a table of the arguments: places, as `names` takes them, roles, dtypes, and the dimensions of each axis."""
+        flat, rows = self.imported.flat, []
         for leaf in self.imported.inputs:
-            axes = [" x ".join(dim.name for dim in dims) or "1" for dims in leaf.dims]
-            lines.append(f"{leaf.name}: {leaf.dtype}[{', '.join(axes)}]")
-        return "\n".join(lines)
+            axes = (" x ".join(f"{dim.name} {dim.size}" for dim in dims) or "1" for dims in leaf.dims)
+            where = place(flat, leaf.path) if leaf.path else leaf.name
+            rows.append((where, leaf.role, leaf.dtype, ", ".join(axes)))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
     def ir(self) -> str:
         """Return the program as IR text."""
@@ -135,12 +138,12 @@ class ImportedProgram:
 
     def _case(self, layout: str | None, mesh: str | None) -> LayoutOnMesh:
         sources, diagnostics = Sources(), Diagnostics()
-        layout = _of_leading_factors(layout or "{}", self.dims)
-        sources.texts |= {"<--mesh>": mesh or "", "<--layout>": layout}
+        sources.texts["<--mesh>"] = mesh or ""
         dims = "".join(f"dim {name} = {size}\n" for name, size in self.dims.items())
         try:
             module = elaborate(parse(dims, "<dims>", diagnostics), diagnostics)
             on = parse_mesh(mesh, module) if mesh else ONE_DEVICE
+            sources.texts["<--layout>"] = layout = _of_parts(layout or "{}", self.imported.inputs, on)
             declared = parse_layout(layout, module, on)
             diagnostics.extend(check_layout(self.program, declared, layout_targets))
             diagnostics.raise_if_errors()
@@ -247,9 +250,12 @@ class ImportedProgram:
         """Return the mesh and the layout of a plan's file. Raises `UsageError`."""
         case, program, sizes = read_plan(path)
         if program != structure(self.program):
+            unknown = [name for name in case.layout.rules.by_dim if name not in self.dims]
+            why = "with other arguments, or other names of dimensions, or is of another version of mtfc"
+            if unknown:
+                why = f"with the dimensions {', '.join(unknown)}, and this one has {', '.join(self.dims)}"
             raise UsageError(
-                f"{path} is the plan of a program with other arguments, or other names of dimensions, or is of another version "
-                f"of mtfc: make it again by `program.plan` or `program.search`"
+                f"{path} is the plan of a program {why}: make it again by `program.plan` or `program.search`"
             )
         if sizes != argument_sizes(self.program):
             say(check_sizes(case, sizes, self.program, path))
@@ -292,11 +298,28 @@ def _lists_of_numbers(function: Callable[..., Any], args: Sequence[Any]) -> str 
     return None
 
 
-def _of_leading_factors(layout: str, dims: Mapping[str, int]) -> str:
-    """Return a layout in which `batch` is `batch_a`, where the function splits `batch` into `batch_a` and others."""
-    split = {name.removesuffix("_a") for name in dims if name.endswith("_a")} - {*dims}
-    heads = "|".join(map(re.escape, sorted(split)))
-    return re.sub(rf"\b({heads})(?=\s*:)", r"\1_a", layout) if split else layout
+def _of_parts(layout: str, inputs: Iterable[Leaf], mesh: Mesh) -> str:
+    """Return a layout in which `rows: data` is a rule of `rows_a` or `rows_b`, where the function parts `rows` into these.
+
+    A mesh axis splits the first part that it divides, so what it splits is as contiguous as can be.
+    """
+    axes = (dims for leaf in inputs for dims in leaf.dims if len(dims) > 1)
+    parts = {dims[0].name[:-2]: dims for dims in axes if dims[0].name.endswith("_a")}
+
+    def rules(match: re.Match[str]) -> str:
+        left = {dim.name: dim.size for dim in parts[match[1]] if dim.name[:-2] == match[1]}
+        split: dict[str, list[str]] = {name: [] for name in left}
+        for axis in re.findall(r"\w+", match[2]):
+            size = mesh.sizes.get(axis, 1)
+            chosen = next((name for name in left if left[name] % size == 0), next(iter(left)))
+            split[chosen].append(axis)
+            left[chosen] //= size
+        used = [name for name in split if split[name]] or [*split][:1]
+        return ", ".join(f"{name}: ({', '.join(split[name])})" for name in used)
+
+    known = {dim.name for leaf in inputs for dim in leaf.flat_dims}
+    names = "|".join(map(re.escape, sorted(parts.keys() - known)))
+    return re.sub(rf"\b({names})\s*:\s*(\([^)]*\)|\w+\b)", rules, layout) if names else layout
 
 
 def mesh_of(text: str) -> Mesh:

@@ -22,6 +22,7 @@ from mtfc.driver.jax_functions.shardings import (
     PackedProgram,
     Unsaid,
     explicit_axes,
+    of_any_functions,
     one_use,
     only_axes,
     sharding_tree,
@@ -143,9 +144,8 @@ class Plan:
 
     @cached_property
     def _in_trees(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        found: tuple[tuple[Any, ...], dict[str, Any]] = sharding_tree(
-            self.imported.flat.in_tree, self._in_leaves
-        )
+        tree = of_any_functions(self.imported.flat.in_tree)
+        found: tuple[tuple[Any, ...], dict[str, Any]] = sharding_tree(tree, self._in_leaves)
         return found
 
     @property
@@ -242,6 +242,28 @@ class Plan:
             return jax.tree.unflatten(out_tree, self._computed(evaluate, self._leaves(args, kwargs)))
 
         planned.__name__ = getattr(self.function, "__name__", "planned")
+        return planned
+
+    @public
+    def jit(self, function: Callable[..., Any] | None = None, **options: Any) -> Callable[..., Any]:
+        """Return `apply(function)` under `jax.jit` with the plan's mesh and shardings. Arguments are placed as the plan says.
+
+        options: those of `jax.jit`, such as `donate_argnums`. Inside of another transformation, it is `apply`.
+        """
+        applied = self.apply(function)
+        jitted = jax.jit(applied, out_shardings=self.out_shardings, **options)
+
+        @public
+        def planned(*args: Any, **kwargs: Any) -> Any:
+            args, kwargs = by_place(self.function, args, kwargs)
+            leaves = self._leaves(args, kwargs)
+            if any(isinstance(x, jax.core.Tracer) for x in leaves):
+                return applied(*args, **kwargs)
+            tree = jax.tree.structure((args, kwargs))
+            with jax.sharding.set_mesh(self.mesh):
+                args, kwargs = jax.device_put(jax.tree.unflatten(tree, leaves), self._in_trees)
+                return jitted(*args, **kwargs)
+
         return planned
 
     def _computed(

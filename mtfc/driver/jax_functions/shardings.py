@@ -116,6 +116,40 @@ def sharding_tree(tree: Any, shardings: Sequence[Any]) -> Any:
             ) from None
 
 
+class AnyFunction:
+    """Equal to every function, and to every named tuple of functions."""
+
+    def __eq__(self, other: object) -> bool:
+        return _is_function(other)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+def _is_function(x: object) -> bool:
+    if isinstance(x, tuple):
+        return type(x) is not tuple and all(callable(each) for each in x)
+    return isinstance(x, AnyFunction) or (callable(x) and not isinstance(x, type))
+
+
+def of_any_functions(tree: Any) -> Any:
+    """Return the structure of pytrees that differ from a given one in the functions of their nodes alone.
+
+    A module or an optimizer that is built twice has functions of its own each time, such as those of `optax.adam`.
+    """
+
+    def free(static: Any) -> Any:
+        if type(static) is tuple:
+            return tuple([free(each) for each in static])
+        return AnyFunction() if _is_function(static) else static
+
+    if tree.node_data() is None:
+        return tree
+    (kind, static), children = tree.node_data(), [of_any_functions(each) for each in tree.children()]
+    make = jax.tree_util.PyTreeDef.from_node_data_and_children
+    return make(jax.tree_util.default_registry, (kind, free(static)), children)
+
+
 def entry_axes(entry: Any) -> Axes:
     """Return the mesh axes in an entry of a `PartitionSpec`."""
     return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)

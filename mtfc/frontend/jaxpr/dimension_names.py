@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import translate
+from operator import itemgetter
 from typing import Any
 
 from mtfc.compiler.diagnostics import CompileError
 from mtfc.compiler.ir.core import Role
-from mtfc.frontend.jaxpr.factors import Axis, leaves, may_unite, size_of, unite
+from mtfc.frontend.jaxpr.factors import Axis, Factor, leaves, may_unite, size_of, unite
 from mtfc.frontend.jaxpr.flat import Flat, Var, refused
+from mtfc.frontend.jaxpr.roles import RoleFinder, Source
 from mtfc.frontend.jaxpr.user_lines import definition
 from mtfc.frontend.syntax.lexer import RESERVED
 
@@ -28,38 +30,34 @@ GivenNames = Mapping[str, str]
 OTHERS = frozenset({"params", "optimizer", "value", "allow"})
 """Words that mean something else in a layout."""
 
-GIVEN, BATCH, ANNOTATED, PLACE = 0, 1, 2, 3
-"""Ranks of names, the best first: of the user, the batch, of annotations, and by place, earlier arguments first."""
+GIVEN, BATCH, ANNOTATED, ROLE, MODULE, PLACE = range(6)
+"""Ranks of names, the best first: of the user, the batch, logical names, by role, by module, and by place in order."""
+
+WEIGHTS = frozenset({
+    "b", "beta", "bias", "embedding", "embeddings", "gamma", "kernel", "mean", "offset", "scale", "table", "var", "w", "weight",
+    "weights",
+})  # fmt: skip
+"""Names of arrays that say nothing without the module that has them."""
 
 
 def propose(flat: Flat, roles: Sequence[Role], names: GivenNames, function: Callable[..., Any]) -> None:
     """Add names to the factors of all arguments. Axes to which the user gives one name become one dimension.
 
-    Axes to which Flax's metadata gives one name do, too, where their sizes are equal and no array would have it twice.
+    Axes with one logical name of Flax do, too, where their sizes are equal and no array would have it twice.
     Raises `CompileError` for patterns that fit nothing, or not the array.
     """
     places = [place(flat, path) for path in flat.inputs]
     used: set[str] = set()
     named: dict[str, Axis] = {}
     logical: dict[str, Axis] = {}
-    wrapped = {x for step in flat.body.steps if step.primitive == "random_wrap" for x in step.operands}
-    for order, (var, text, role) in enumerate(zip(flat.body.arguments, places, roles, strict=False)):
-        pattern = next((each for each in names if matches(each, text)), None)
-        used |= {each for each in names if matches(each, text)}
-        if pattern is not None:
-            _give(var.axes, names[pattern], text, function, named)
-        last = [part for part in text.removesuffix("/value").split("/") if not part.isdigit()][-2:]
-        annotation = flat.annotations[order]
-        is_key = var.key is not None or var in wrapped  # the last axis has the words of a key
-        for j, each in enumerate(var.axes):
-            is_batch = role == "input" and j == 0 and len(var.shape) > is_key
-            name = "batch" if is_batch else "_".join([*last, str(j)])
-            own = annotation.names[j] if annotation else None
-            if annotation and own is not None and _can_name(own):
+    for order, (var, text) in enumerate(zip(flat.body.arguments, places, strict=False)):
+        fitting = [each for each in names if matches(each, text)]
+        used |= {*fitting}
+        if fitting:
+            _give(var.axes, names[fitting[0]], text, function, named)
+        for own, each in zip(flat.annotations[order] or (), var.axes, strict=False):
+            if own is not None and _can_name(own) and unite(logical.setdefault(own, each), each):
                 _want(each, ANNOTATED, own)
-                if annotation.is_of_flax:
-                    unite(logical.setdefault(own, each), each)
-            _want(each, BATCH if is_batch else PLACE + order, ascii_name(name))
     for pattern in names:
         if pattern not in used:
             raise _wrong(f"the pattern {pattern} in `names` matches no argument", function, places)
@@ -69,6 +67,61 @@ def propose(flat: Flat, roles: Sequence[Role], names: GivenNames, function: Call
             if len(given) > 1:
                 both = f"`{given[0]}` and `{given[1]}` name one dimension of {text}"
                 raise _wrong(f"{both}, because the function links the axes with these names", function)
+    _propose_others(flat, roles, places)
+
+
+def _propose_others(flat: Flat, roles: Sequence[Role], places: Sequence[str]) -> None:
+    """Add names by role, by module, and by place."""
+    arguments = [*zip(flat.body.arguments, roles, places, strict=False)]
+    wrapped = {x for step in flat.body.steps if step.primitive == "random_wrap" for x in step.operands}
+    sources = []
+    for var, role, text in arguments:
+        axes = var.axes[:-1] if var.key is not None or var in wrapped else var.axes
+        names = _modules(text) if role != "input" else [_last(text), _last(text, 2)]
+        sources.append(Source(var, axes, names, role != "input"))
+    finder = RoleFinder({source.var: source for source in sources})
+    finder.run(flat.body)
+    _want(finder.batch(), BATCH, "batch")
+    named: set[Factor] = set()
+    for factors, name in finder.names():
+        _want(factors, ROLE, name)
+        named |= {*factors}
+    made = [(use.kept, use.source) for use in finder.weights if use.source]
+    made += [(source.axes[0], source) for source in sources if source.is_weight and len(source.axes) == 1]
+    for factors, source in made:
+        for name in source.names:
+            _want(tuple(f for f in factors if f not in named) or factors, MODULE, name)
+    for order, (var, _, text) in enumerate(arguments):
+        for j, each in enumerate(var.axes):
+            _want(each, PLACE + order, f"{_last(text, 2)}_{j}")
+    _settle(f for source in sources for each in source.var.axes for f in leaves(each))
+
+
+def _settle(factors: Iterable[Factor]) -> None:
+    """Let each factor want one name, its best one that no other factor wants more."""
+    every, settled = dict.fromkeys(factors), dict[str, Factor]()
+    offers = [(rank, name, factor) for factor in every for rank, name in factor.wanted]
+    for rank, name, factor in sorted(offers, key=itemgetter(0)):
+        if name not in settled and factor in every:
+            settled[name] = factor
+            factor.wanted = [(rank, name)]
+            del every[factor]
+
+
+def _last(text: str, number: int = 1) -> str:
+    """Return the last parts of a place that are no numbers, as a name."""
+    parts = [part for part in text.removesuffix("/value").split("/") if not part.isdigit()]
+    return ascii_name("_".join(parts[-number:]))
+
+
+def _modules(text: str) -> list[str]:
+    """Return names for the module of an array, the shortest first: `key` and `attention_key` of `params/attention/key/kernel`."""
+    _, *parts = [part for part in text.removesuffix("/value").split("/") if part not in ("", "~")]
+    if len(parts) > 1 and parts[-1].lower() in WEIGHTS:
+        parts.pop()
+    least = 1 + "".join(parts[-1:]).isdigit()
+    found = (ascii_name("_".join(parts[-number:])) for number in range(least, least + 3))
+    return [name for name in found if _can_name(name)]
 
 
 def place(flat: Flat, path: tuple[Any, ...]) -> str:
@@ -79,10 +132,10 @@ def place(flat: Flat, path: tuple[Any, ...]) -> str:
 def matches(pattern: str, text: str) -> bool:
     """Return True if a pattern fits a place: `*` is any part of a path, `**/` is any number of directories."""
     plain = pattern.removeprefix("**/")
-    expression = translate(plain)
-    if plain != pattern:
-        return any(re.match(expression, "/".join(text.split("/")[i:])) for i in range(text.count("/") + 1))
-    return re.match(expression, text) is not None
+    expression = re.compile(translate(plain))
+    starts = range(text.count("/") + 1 if plain != pattern else 1)
+    ends = (text, text.removesuffix("/value"))
+    return any(expression.match("/".join(each.split("/")[i:])) for each in ends for i in starts)
 
 
 def ascii_name(text: str) -> str:
@@ -95,9 +148,11 @@ def _can_name(name: str) -> bool:
 
 
 def _want(factors: Axis, rank: int, name: str) -> None:
+    """Propose a name for an axis. If the axis has several factors, names by role are better for them than `name_a`, `name_b`."""
     own = leaves(factors)
     for i, factor in enumerate(own):
-        factor.wanted.append((rank, name if len(own) == 1 else f"{name}_{'abcdefgh'[i % 8]}"))
+        part = (MODULE if rank == ANNOTATED else rank, f"{name}_{'abcdefgh'[i % 8]}")
+        factor.wanted.append((rank, name) if len(own) == 1 else part)
 
 
 def _give(
@@ -143,50 +198,27 @@ def _wrong(message: str, function: Callable[..., Any], places: Sequence[str] = (
 NUMBER = re.compile(r"^(.*?)(\d+)$")
 
 
-def merge_copies(flat: Flat) -> None:
-    """Unite the axes of arrays at the same place in copies of at least two arrays of several axes."""
-    for first, *others in _copies(flat):
-        if _matrices(first) > 1:
-            _unite(first, others)
+def merge_copies(flat: Flat, are_linked: bool) -> None:
+    """Unite the axes of arrays at the same place in copies: before arrays are linked in those of at least two matrices.
 
-
-def merge_linked_copies(flat: Flat) -> None:
-    """Unite the axes of arrays at the same place in copies of one array of several axes, after arrays are linked."""
-    for first, *others in _copies(flat):
-        if _matrices(first) == 1 and all(
-            may_unite(a, b) for other in others for a, b in _axes_of(first, other)
-        ):
-            _unite(first, others)
+    Afterwards in those of one matrix, if no array has two of these axes.
+    """
+    for copies in _groups(flat).values():
+        first, *others = copies.values()
+        shapes = {place: var.shape for place, var in first.items()}
+        if any({place: var.shape for place, var in other.items()} != shapes for other in others):
+            continue
+        pairs = [
+            pair for other in others for x in first for pair in zip(first[x].axes, other[x].axes, strict=True)
+        ]
+        matrices = sum(len(shape) > 1 for shape in shapes.values())
+        if all(may_unite(*pair) for pair in pairs) and matrices == 1 if are_linked else matrices > 1:
+            for pair in pairs:
+                unite(*pair)
 
 
 Copy = dict[tuple[str, ...], Var]
 """A copy: place after its number -> array."""
-
-
-def _copies(flat: Flat) -> Iterator[list[Copy]]:
-    """Yield the copies of each layer."""
-    for copies in _groups(flat).values():
-        shapes = {
-            tuple((place, var.shape) for place, var in sorted(copy.items())) for copy in copies.values()
-        }
-        if len(shapes) == 1:
-            yield [*copies.values()]
-
-
-def _matrices(copy: Copy) -> int:
-    return sum(len(var.shape) > 1 for var in copy.values())
-
-
-def _axes_of(first: Copy, other: Copy) -> Iterator[tuple[Axis, Axis]]:
-    """Yield the axes at the same place in two copies."""
-    for place, var in first.items():
-        yield from zip(var.axes, other[place].axes, strict=True)
-
-
-def _unite(first: Copy, others: list[Copy]) -> None:
-    for other in others:
-        for pair in _axes_of(first, other):
-            unite(*pair)
 
 
 def _groups(flat: Flat) -> dict[tuple[str | bool, ...], dict[str, Copy]]:

@@ -141,20 +141,12 @@ def all_steps(steps: Iterable[AppliedPrimitive]) -> Iterator[AppliedPrimitive]:
             yield from all_steps(body.steps)
 
 
-@attrs.frozen
-class Annotation:
-    """A name for each axis of an array, or None. is_of_flax: True for Flax's names, of which equal ones mean one dimension."""
-
-    names: tuple[str | None, ...]
-    is_of_flax: bool
-
-
 @attrs.frozen(eq=False)
 class Flat:
     """A traced function. inputs, outputs: the place of each in the pytrees. constants: arrays that it closes over.
 
     variable_paths: place of an argument that is a variable of Keras -> the variable's own path, such as `dense/kernel`.
-    annotations: for each argument the names that its owner gives to its axes.
+    annotations: for each argument the logical names of its axes.
     function: it returns the objects that the user's function changes, and is the user's own if that changes none.
     mesh: the one that was set where the function was imported, or None. The last arguments of the body are the constants.
     `closed` is the jaxpr, and the trees give the function's own signature.
@@ -170,7 +162,7 @@ class Flat:
     argument_names: tuple[str, ...]
     function: Callable[..., Any]
     variable_paths: Mapping[tuple[Any, ...], str] = attrs.field(factory=dict)
-    annotations: tuple[Annotation | None, ...] = ()
+    annotations: tuple[Sequence[str | None], ...] = ()
     mesh: Any = None
 
     def argument_name(self, path: tuple[Any, ...]) -> str:

@@ -39,7 +39,6 @@ from mtfc.frontend.jaxpr.dimension_names import (
     GivenNames,
     ascii_name,
     merge_copies,
-    merge_linked_copies,
     propose,
 )
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Flat, Operand, Var, all_steps
@@ -216,11 +215,11 @@ def imported(
     linker.arguments(flat.body.arguments)
     with doing("linking the dimensions of arrays"):
         if merge:
-            merge_copies(flat)
+            merge_copies(flat, are_linked=False)
         linker.body(flat.body)
         _fit_returned(linker, flat)
         if merge:
-            merge_linked_copies(flat)
+            merge_copies(flat, are_linked=True)
         place_renames(linker, flat)
     model = _model_arguments(flat, len(args)) if parameters is None else set[int | str](parameters)
     roles: list[Role] = ["parameter" if argument_of(path) in model else "input" for path in flat.inputs]

@@ -17,7 +17,7 @@ import attrs
 
 from mtfc.compiler.diagnostics import CompileError, Span
 from mtfc.frontend.jaxpr.equations import bound
-from mtfc.frontend.jaxpr.flat import Annotation, Flat, Flattener, Operand, refused
+from mtfc.frontend.jaxpr.flat import Flat, Flattener, Operand, refused
 from mtfc.frontend.jaxpr.user_lines import at_line_of, definition, line_of, line_of_error
 
 
@@ -285,36 +285,42 @@ def _may_change(arg: Any) -> bool:
 NNX_KEYS = ("out_sharding", "sharding_names", "sharding")
 """The keys of NNX's metadata that have the names, the newest first."""
 
+MESH_AXES = frozenset({
+    "cp", "data", "ddp", "dp", "ep", "fsdp", "hsdp", "mdl", "model", "mp", "pipe", "pipeline", "pp", "replica", "sp", "stage",
+    "tensor", "tp", "x", "y", "z", "zero",
+})  # fmt: skip
+"""Usual names of mesh axes. Flax's metadata have them where logical names could stand."""
 
-def axis_annotations(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Annotation | None, ...]:
-    """Return the names of each leaf."""
+
+def axis_annotations(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[str | None], ...]:
+    """Return the logical names of each leaf's axes. Names of mesh axes are none: they say how an array is split."""
     import jax
 
-    found: list[Annotation | None] = []
-    for x in jax.tree.leaves((tuple(args), dict(kwargs)), is_leaf=lambda x: _of_box(x) is not None):
-        own, leaves = _of_box(x), jax.tree.leaves(x)
-        names = getattr(getattr(x, "sharding", None), "spec", ()) if own is None else own
-        found += [_fitted(names, len(getattr(leaf, "shape", ())), own is not None) for leaf in leaves]
+    found: list[Sequence[str | None]] = []
+    for x in jax.tree.leaves((tuple(args), dict(kwargs)), is_leaf=lambda x: bool(_of_box(x))):
+        names = _of_box(x)
+        found += [
+            names if len(names) <= len(getattr(leaf, "shape", ())) else () for leaf in jax.tree.leaves(x)
+        ]
     return tuple(found)
 
 
-def _of_box(x: Any) -> Sequence[Any] | None:
-    """Return the names in a box of Flax: `nn.Partitioned` and its kinds have `names`, a variable of NNX has metadata."""
-    if hasattr(x, "unbox"):
-        return getattr(x, "names", None)
-    if not hasattr(x, "get_metadata"):
-        return None
-    metadata = x.get_metadata()
-    return next((metadata[key] for key in NNX_KEYS if metadata.get(key)), None)
+def _of_box(x: Any) -> Sequence[str | None]:
+    """Return the names in a box of Flax: `nn.LogicallyPartitioned` has `names`, and a variable of NNX has metadata.
 
+    Those of `nn.Partitioned` and of a `PartitionSpec` are mesh axes.
+    """
+    import jax
 
-def _fitted(names: Any, rank: int, is_of_flax: bool) -> Annotation | None:
-    """Return a name for each axis. An axis that is split over several mesh axes has none."""
-    names = getattr(names, "spec", names)  # NNX has names, or a sharding
-    if isinstance(names, str) or not hasattr(names, "__len__") or not 0 < len(names) <= rank:
-        return None
-    every = [*names, *[None] * (rank - len(names))]
-    return Annotation(tuple(each if isinstance(each, str) else None for each in every), is_of_flax)
+    is_box = hasattr(x, "get_metadata") or (hasattr(x, "unbox") and hasattr(x, "rules"))
+    if not is_box:
+        return ()
+    metadata = x.get_metadata() if hasattr(x, "get_metadata") else vars(x)
+    names = next((metadata[key] for key in (*NNX_KEYS, "names") if metadata.get(key)), ())
+    meshes = metadata.get("mesh"), jax.sharding.get_abstract_mesh()
+    axes = {*MESH_AXES, *(axis for mesh in meshes if mesh is not None for axis in mesh.axis_names)}
+    is_spec = not isinstance(names, tuple | list) or isinstance(names, jax.sharding.PartitionSpec)
+    return () if is_spec else [each if isinstance(each, str) and each not in axes else None for each in names]
 
 
 # Functions that are written for a mesh: for JAX's explicit sharding, or with `jax.shard_map` inside
