@@ -69,7 +69,7 @@ def code_section(code: str) -> str:
 def _folder() -> Path:
     found = next((folder for folder in FOLDERS if (folder / "diagnostics.md").exists()), None)
     if found is None:
-        raise UsageError("this installation of mtfc lacks its pages of help: pip install mtfc again")
+        raise UsageError("this installation of mtfc lacks its pages of help: pip install . in the checkout of mtfc")
     return found
 
 
