@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 import mtfc
 from benchmarks.figures import Figure
 from benchmarks.steps import EXAMPLES
+from mtfc.backends.common.devices import import_jax
 from mtfc.backends.hlo import FLOPS, wire_bytes, work
 from mtfc.backends.jax import runtime as jax_runtime
 from mtfc.backends.jax import tpu_topologies
 
-RULES = {"batch": "data", "params": {"*": "data"}, "optimizer": {"*": "data"}}
+RULES: Any = {"batch": "data", "params": {"*": "data"}, "optimizer": {"*": "data"}}
 NAMES = {"tokens": "batch positions"}
 DEVICES = 8
 TOPOLOGY = "v5e:2x4"
@@ -28,7 +30,7 @@ TOPOLOGY = "v5e:2x4"
 
 def figures() -> Iterator[Figure]:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    import jax
+    jax: Any = import_jax()
 
     yield from _on("8 virtual CPU devices", jax.devices()[:DEVICES])
     if find_spec("libtpu") is None:
@@ -40,10 +42,10 @@ def figures() -> Iterator[Figure]:
 def _on(where: str, devices: Sequence[Any]) -> Iterator[Figure]:
     """Yield the bytes that leave a device and the temporary arrays, for each way to split the step."""
     sys.path.insert(0, str(EXAMPLES / "jax"))
-    import gpt
+    gpt = import_module("gpt")
 
     plan = mtfc.from_jax(gpt.step, *gpt.example(), names=NAMES).plan(RULES, {"data": DEVICES})
-    ways = {
+    ways: Mapping[str, Callable[[], Any]] = {
         "by hand": lambda: _by_hand(gpt, devices, constrained=False),
         "by hand, one constraint": lambda: _by_hand(gpt, devices, constrained=True),
         "the plan's shardings alone": lambda: plan.lowered(devices)[1],
@@ -64,8 +66,9 @@ def _on(where: str, devices: Sequence[Any]) -> Iterator[Figure]:
 
 def _by_hand(gpt: Any, devices: Sequence[Any], constrained: bool) -> Any:
     """Return the step with shardings as one writes them, lowered."""
-    import jax
     import numpy as np
+
+    jax: Any = import_jax()
 
     mesh = jax.sharding.Mesh(np.array(devices), ("data",))
 

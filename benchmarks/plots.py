@@ -4,8 +4,8 @@
 layout, which takes about five minutes. `convergence`: FlexFlow's Figure 9, a residual network on digits. `search`: the bound
 and the best cost of two searches over time. `quality`: held-out bits of a byte by the size of a model, as `python -m
 benchmarks quality` trains them. `collectives`: what each collective does to the parts of an array. `soybean` and `speedups`:
-Figures 8 to 10 of SoyBean. `gpt`: what the lines of `examples/jax/gpt.py` send. `throughput`: FlexFlow's Figure 7, as `python -m benchmarks throughput` measures it. Each is an SVG
-file in `docs/images/`, drawn from numbers that the program prints or computes.
+Figures 8 to 10 of SoyBean. `gpt`: what the lines of `examples/jax/gpt.py` send. `throughput`: FlexFlow's Figure 7, as `python -m
+benchmarks throughput` measures it. Each is an SVG file in `docs/images/`, drawn from numbers that the program prints or computes.
 """
 
 from __future__ import annotations

@@ -6,8 +6,10 @@ An installed package holds the pages in `mtfc/docs`; a checkout has them in `doc
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 from mtfc.driver.errors import UsageError
@@ -18,8 +20,14 @@ FOLDERS = PACKAGE / "docs", PACKAGE.parent / "docs"
 
 CODE = re.compile(r"[EW]\d{3}", re.IGNORECASE)
 CODE_TITLE = re.compile(rf"### {CODE.pattern}")
-FOR_MAINTAINERS = "architecture", "contributing", "extending", "ir"
-"""Pages that are listed last: users of the language do not need them."""
+GROUPS = {
+    "every day": (
+        "daily", "jax", "cost", "search", "simulate", "report", "verification", "diagnostics", "training", "faq",
+    ),
+    "research": ("collectives", "comparison", "gallery", "papers", "soap", "solver", "tiling"),
+    "for maintainers": ("architecture", "contributing", "extending", "graphs", "ir"),
+}  # fmt: skip
+"""Pages by purpose, as they are listed. All others are about the language and Python, after those of every day."""
 
 
 def is_code(text: str) -> bool:
@@ -28,9 +36,15 @@ def is_code(text: str) -> bool:
 
 
 def topics() -> dict[str, str]:
-    """Return the title of each page by its name; pages for maintainers come last."""
-    pages = sorted(_folder().glob("*.md"), key=lambda page: (page.stem in FOR_MAINTAINERS, page.stem))
-    return {page.stem: _title(page.read_text("utf-8")) for page in pages}
+    """Return the title of each page by its name."""
+    return {page.stem: _title(page.read_text("utf-8")) for page in sorted(_folder().glob("*.md"))}
+
+
+def grouped(names: Iterable[str]) -> Mapping[str, Sequence[str]]:
+    """Return the names of pages by purpose."""
+    first, *last = GROUPS
+    others = [name for name in names if name not in chain.from_iterable(GROUPS.values())]
+    return {first: GROUPS[first], "language and Python": others, **{title: GROUPS[title] for title in last}}
 
 
 def page(topic: str) -> str:
@@ -69,7 +83,9 @@ def code_section(code: str) -> str:
 def _folder() -> Path:
     found = next((folder for folder in FOLDERS if (folder / "diagnostics.md").exists()), None)
     if found is None:
-        raise UsageError("this installation of mtfc lacks its pages of help: pip install . in the checkout of mtfc")
+        raise UsageError(
+            "this installation of mtfc lacks its pages of help: pip install . in the checkout of mtfc"
+        )
     return found
 
 
