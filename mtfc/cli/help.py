@@ -13,7 +13,7 @@ import sys
 from mtfc.cli.options import Options
 from mtfc.driver.errors import OK
 
-OPTIONS = "  [TOPIC]  a page, a diagnostic, or a command"
+OPTIONS = "  [TOPIC]  a page, a diagnostic, a command, or a module of the library"
 
 
 def run(options: Options) -> int:

@@ -13,6 +13,7 @@ from itertools import chain
 from pathlib import Path
 
 from mtfc.driver.errors import UsageError
+from mtfc.frontend.semantics.names import standard_library
 
 PACKAGE = Path(__file__).parents[1]
 FOLDERS = PACKAGE / "docs", PACKAGE.parent / "docs"
@@ -48,9 +49,11 @@ def grouped(names: Iterable[str]) -> Mapping[str, Sequence[str]]:
 
 
 def page(topic: str) -> str:
-    """Return the page about a topic, or the section about a diagnostic, as Markdown. Raises `UsageError`."""
+    """Return a page or a diagnostic's section as Markdown, or a module of the library. Raises `UsageError`."""
     if is_code(topic):
         return code_section(topic)
+    if (module := standard_library.text(topic)) is not None:
+        return module
     names = list(topics())
     if topic.lower() not in names:
         near = get_close_matches(topic.lower(), names, 1)
