@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -72,6 +73,11 @@ BACKENDS: Mapping[str, Backend] = {
         },
     ),
 }
+
+
+def default_backend() -> str:
+    """Return the backend that runs models: JAX, on which `mtfc train` runs, or NumPy where JAX is not installed."""
+    return "jax" if find_spec("jax") else "numpy"
 
 
 def text_kinds() -> Mapping[str, TextKind]:
