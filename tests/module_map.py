@@ -11,7 +11,9 @@ from tests.documents import ROOT
 
 def main() -> None:
     paths = (path for path in (ROOT / "mtfc").rglob("*.py") if path.parent.name != "starter")
-    for folder, found in groupby(sorted(paths, key=lambda path: (path.parent, path.name)), lambda path: path.parent):
+    for folder, found in groupby(
+        sorted(paths, key=lambda path: (path.parent, path.name)), lambda path: path.parent
+    ):
         print(f"\n{folder.relative_to(ROOT)}/")
         for path in found:
             text = " ".join((ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "").split())

@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from itertools import chain
 from keyword import iskeyword
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -27,16 +26,14 @@ Exit status: 0 success, 1 the program has errors, 2 wrong usage, 3 the environme
 
 
 GROUPS = {
-    "every day": (
-        "cost", "explain", "search", "simulate", "inspect", "diff", "verify", "report", "check", "train",
-    ),
-    "models and arrays": ("compile", "run", "eval", "export", "import", "draw", "fmt"),
-    "installation": ("new", "doctor", "completion", "help", "lsp"),
-    "research": ("calibrate", "solve"),
-}  # fmt: skip
+    "every day": "cost explain search simulate inspect diff verify report check train",
+    "models and arrays": "compile run eval export import draw fmt",
+    "installation": "new doctor completion help lsp",
+    "research": "calibrate solve",
+}
 """Subcommands by purpose. Each is a module of this package, which is imported only for its own subcommand."""
 
-SUBCOMMANDS = tuple(chain.from_iterable(GROUPS.values()))
+SUBCOMMANDS = tuple(" ".join(GROUPS.values()).split())
 
 
 WITH_OWN_LINES = ("train", "lsp")
@@ -88,10 +85,6 @@ class _Strict(argparse.ArgumentParser):
 
     def parse_known_args(self, *arguments: Any, **named: Any) -> Any:
         options, unknown = super().parse_known_args(*arguments, **named)
-        if "--compiled" in unknown:
-            self.error(
-                "--compiled is a command of its own now: mtfc inspect FILE --target cpu:8, for plan.apply with --apply"
-            )
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         for action in self._actions:
@@ -127,10 +120,9 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
     def _format_action(self, action: argparse.Action) -> str:
         """Return the text of an action, below the title of its group if it is the first command there."""
-        title = next((title for title, names in GROUPS.items() if names[0] == action.dest), None)
         is_command = isinstance(action, argparse._SubParsersAction._ChoicesPseudoAction)
-        heading = f"  {title}:\n" if title and is_command else ""
-        return heading + super()._format_action(action)
+        titles = (title for title, names in GROUPS.items() if is_command and names.split()[0] == action.dest)
+        return "".join(f"  {title}:\n" for title in titles) + super()._format_action(action)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings or action.nargs == 0:

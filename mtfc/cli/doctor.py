@@ -126,11 +126,8 @@ def _state(name: str, least: str) -> PackageState:
 
 def _numbers(version: str) -> tuple[int, ...]:
     """Return the numbers of a version such as 2.1.0rc1, without trailing zeros."""
-    release = re.match(r"\d+(?:\.\d+)*", version)
-    numbers = [int(part) for part in release[0].split(".")] if release else []
-    while numbers and not numbers[-1]:
-        numbers.pop()
-    return tuple(numbers)
+    release = re.sub(r"(\.0*)*$", "", re.sub(r"[^\d.].*", "", version))
+    return tuple(map(int, filter(None, release.split("."))))
 
 
 def _devices() -> Finding:

@@ -79,4 +79,6 @@ def _module(path: Path) -> str:
     rows = [f"| `{name}` | {entry.summary} |" for name, (entry, *_) in by_name.items()]
     link = f"[`{path.name}`](../{path.relative_to(ROOT)})"
     whole = f"Types, arguments, parameters and splitting: {link}, or `mtfc help {path.stem}`."
-    return "\n".join([f"## {path.stem}\n", f"{introduction(path)}\n", whole, "\n| | |\n| --- | --- |", *rows, ""])
+    return "\n".join(
+        [f"## {path.stem}\n", f"{introduction(path)}\n", whole, "\n| | |\n| --- | --- |", *rows, ""]
+    )
