@@ -21,7 +21,7 @@ test test-fast fuzz parts mutants sizes examples: export OPENBLAS_NUM_THREADS = 
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock demo test test-fast test-elsewhere lint format tables docs site package sbom workflows vscode vscode-test figures bench fuzz parts mutants sizes mutate-source kill-test examples browser-test notebook clean
+.PHONY: help setup lock demo test test-fast test-elsewhere lint format tables docs site package sbom workflows vscode vscode-test figures bench fuzz parts mutants sizes mutate-source kill-test examples browser-test notebook map clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -169,6 +169,9 @@ notebook: setup build/notebook/ready  ## run the tutorial notebook in a kernel o
 build/notebook/ready:
 	$(BIN)/python -m pip install --quiet --target build/notebook nbclient nbformat ipykernel
 	touch $@
+
+map: setup  ## print a line for each module, from its docstring
+	@$(BIN)/python -m tests.module_map
 
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

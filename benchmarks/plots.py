@@ -4,8 +4,8 @@
 layout, which takes about five minutes. `convergence`: FlexFlow's Figure 9, a residual network on digits. `search`: the bound
 and the best cost of two searches over time. `quality`: held-out bits of a byte by the size of a model, as `python -m
 benchmarks quality` trains them. `collectives`: what each collective does to the parts of an array. `soybean` and `speedups`:
-Figures 8 to 10 of SoyBean. `throughput`: FlexFlow's Figure 7, as `python -m benchmarks throughput` measures it. Each is an SVG
-file in `docs/images/`, drawn from numbers that the program prints or computes.
+Figures 8 to 10 of SoyBean. `gpt`: what the lines of `examples/jax/gpt.py` send. `throughput`: FlexFlow's Figure 7, as `python -m
+benchmarks throughput` measures it. Each is an SVG file in `docs/images/`, drawn from numbers that the program prints or computes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from time import monotonic
@@ -77,6 +77,38 @@ def soybean() -> Any:
     figure.legend(handles, names, ncols=4, loc="lower center", frameon=False, fontsize=9)
     figure.subplots_adjust(bottom=0.22, wspace=0.4)
     return figure
+
+
+def gpt() -> Any:
+    """Draw the bytes that each line of `examples/jax/gpt.py` sends under FSDP: by `jax.jit` with shardings, and by a plan."""
+    rules = "batch:data;params:{*:data};optimizer:{*:data}"
+    step = ["gpt:step", "--args", "gpt:example", "--layout", rules, "--mesh", "data:8", "--target", "cpu:8"]
+    command = [*MTFC, "inspect", *step, "--apply", "--format", "json"]
+    done = subprocess.run(command, cwd="examples/jax", capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    source = Path("examples/jax/gpt.py").read_text("utf-8").splitlines()
+    lines = [each for each in found["lines"] if each["line"] and sent_by(each, "shardings") > 2e7]
+    figure, axis = pyplot.subplots(figsize=(9, 3))
+    for i, (road, name) in enumerate(ROADS.items()):
+        sizes = [sent_by(each, road) / 1e9 for each in lines]
+        total = sum(sent_by(each, road) for each in found["lines"]) / 1e9
+        places = [row + 0.38 * i - 0.19 for row in range(len(lines))]
+        bars = axis.barh(places, sizes, 0.36, color=COLOURS[2 - i], label=f"{name}: {total:.1f} GB")
+        axis.bar_label(bars, [f"{size:.2f}" for size in sizes], padding=3, fontsize=7)
+    texts = [f"{source[each['line'] - 1].strip()[:62]}  {each['line']}" for each in lines]
+    axis.set_yticks(range(len(lines)), texts, family="monospace", fontsize=7)
+    axis.invert_yaxis()
+    axis.set_xlabel("GB that leave each of 8 devices in a training step")
+    axis.legend(frameon=False, fontsize=9, loc="center right")
+    return figure
+
+
+ROADS = {"shardings": "jax.jit with NamedSharding", "step": "the plan of mtfc"}
+
+
+def sent_by(line: Mapping[str, Any], road: str) -> float:
+    """Return the bytes that a line sends, as `mtfc inspect` finds them; `plan.step` has the keys of the line itself."""
+    return float((line if road == "step" else line[road])["wire_bytes_per_device"])
 
 
 def speedups() -> Any:
@@ -297,6 +329,7 @@ PLOTS: dict[str, Callable[[], Any]] = {
     "collectives": collectives,
     "soybean": soybean,
     "speedups": speedups,
+    "gpt": gpt,
     "throughput": throughputs,
 }
 

@@ -1,8 +1,11 @@
+from pathlib import Path
+
 import numpy as np
 
 import mtfc
 
-p = mtfc.compile("examples/two_layer.mtf", layout="hybrid")  # for 8 devices, or virtual ones
+file = Path(__file__).with_name("two_layer.mtf")
+p = mtfc.compile(file, layout="hybrid")  # for 8 devices, or virtual ones
 x = np.random.default_rng(0).standard_normal((64, 128), np.float32)
 batch = {"x": x, "target": np.roll(x, 1, axis=1)}
 state = p.init(seed=0)

@@ -174,30 +174,8 @@ def _capital(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
-def modules_table() -> str:
-    """Every module, in the first sentence of its own docstring."""
-    rows = []
-    folder = None
-    paths = (path for path in (ROOT / "mtfc").rglob("*.py") if path.parent.name != "starter")
-    for path in sorted(paths, key=lambda path: (path.parent, path.name)):
-        summary = re.match(r"(.*?)\.(?:\s|$)", " ".join(_docstring(path).split()))
-        if summary is None:
-            continue
-        if path.parent != folder:
-            folder = path.parent
-            rows.append(f"\n| `{folder.relative_to(ROOT)}/` | |\n| --- | --- |")
-        rows.append(f"| [`{path.name}`](../{path.relative_to(ROOT)}) | {_capital(summary[1])} |")
-    return "\n".join(rows).lstrip("\n") + "\n"
-
-
 def test_every_pass_is_in_the_default_pipeline() -> None:
     assert {each.name for each in default_pipeline()} == PASSES.keys()
-
-
-def test_every_target_of_make_is_listed() -> None:
-    targets = re.findall(r"^(\w+):.*## ", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
-    guide = BY_NAME["contributing"].read_text("utf-8")
-    assert [name for name in targets if name != "help" and f"\nmake {name} " not in guide] == []
 
 
 def test_supported_versions_are_the_same_everywhere() -> None:
@@ -321,7 +299,6 @@ PARTS = {
     "library": {"library": reference},
     "collectives": collectives.PARTS,
     "architecture": {"passes": passes_table, "collectives": collectives_table},
-    "contributing": {"modules": modules_table},
     "diagnostics": {"codes": codes_table},
     "jax": {"faults": faults_table},
 }

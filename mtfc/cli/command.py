@@ -17,19 +17,24 @@ from mtfc.cli.options import Options
 from mtfc.driver.errors import OK, USAGE
 
 DESCRIPTION = """\
-mtfc compiles tensor programs over named dimensions (.mtf files) to programs for a mesh of processors.
-A layout maps dimensions to mesh axes; the compiler derives the communication from it."""
+mtfc shows what a step computes, sends and stores on a mesh of devices, and plans it. The step is a function of JAX, as in
+`mtfc cost train:step --args train:example`, or a model over named dimensions, in a .mtf file.
+`mtfc help daily` shows the use of every day."""
 
 EPILOG = """\
 `mtfc COMMAND --help` shows each command's options, with examples.
 Exit status: 0 success, 1 the program has errors, 2 wrong usage, 3 the environment lacks something."""
 
 
-SUBCOMMANDS = (
-    "check", "compile", "run", "train", "eval", "verify", "export", "import", "cost", "inspect", "explain", "search",
-    "simulate", "calibrate", "report", "draw", "diff", "solve", "fmt", "new", "doctor", "completion", "help", "lsp",
-)  # fmt: skip
-"""Subcommands. Each is a module of this package, which is imported only for its own subcommand."""
+GROUPS = {
+    "every day": "cost explain search simulate inspect diff verify report check train",
+    "models and arrays": "compile run eval export import draw fmt",
+    "installation": "new doctor completion help lsp",
+    "research": "calibrate solve",
+}
+"""Subcommands by purpose. Each is a module of this package, which is imported only for its own subcommand."""
+
+SUBCOMMANDS = tuple(" ".join(GROUPS.values()).split())
 
 
 HABITS = {
@@ -158,6 +163,12 @@ class _Help(argparse.RawDescriptionHelpFormatter):
             self._action_max_length = max(
                 self._action_max_length, *(indent + len(name) for name in action.choices)
             )
+
+    def _format_action(self, action: argparse.Action) -> str:
+        """Return the text of an action, below the title of its group if it is the first command there."""
+        is_command = isinstance(action, argparse._SubParsersAction._ChoicesPseudoAction)
+        titles = (title for title, names in GROUPS.items() if is_command and names.split()[0] == action.dest)
+        return "".join(f"  {title}:\n" for title in titles) + super()._format_action(action)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings or action.nargs == 0:

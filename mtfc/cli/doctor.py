@@ -20,6 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TypedDict
 
+from mtfc.backends.common.devices import installing
 from mtfc.cli.options import FORMAT, Options
 from mtfc.driver.errors import ENVIRONMENT, OK
 from mtfc.driver.version import installed_version
@@ -44,7 +45,7 @@ print(json.dumps({"kinds": [device.device_kind for device in jax.devices()], "pl
 
 
 GIB = 2**30
-NO_JAX = "unknown without JAX: pip install 'mtfc[jax]'"
+NO_JAX = f"unknown without JAX: {installing('jax')}"
 
 
 def run(options: Options) -> int:
@@ -125,11 +126,8 @@ def _state(name: str, least: str) -> PackageState:
 
 def _numbers(version: str) -> tuple[int, ...]:
     """Return the numbers of a version such as 2.1.0rc1, without trailing zeros."""
-    release = re.match(r"\d+(?:\.\d+)*", version)
-    numbers = [int(part) for part in release[0].split(".")] if release else []
-    while numbers and not numbers[-1]:
-        numbers.pop()
-    return tuple(numbers)
+    release = re.sub(r"(\.0*)*$", "", re.sub(r"[^\d.].*", "", version))
+    return tuple(map(int, filter(None, release.split("."))))
 
 
 def _devices() -> Finding:
@@ -186,7 +184,7 @@ def _lines(record: Mapping[str, Any]) -> Iterator[str]:
     yield f"{version}, Python {record['python']}, {record['platform']}, {record['cores']} cores{memory}"
     yield ""
     if not record["packages"]:
-        yield "packages   unknown, since mtfc runs without being installed: pip install mtfc"
+        yield "packages   unknown, since mtfc runs without being installed: pip install . in its checkout"
     for extra, packages in record["packages"].items():
         yield f"{extra:10} {', '.join(map(_package, packages))}{_advice(extra, packages)}"
     yield ""
@@ -204,8 +202,7 @@ def _package(each: Mapping[str, Any]) -> str:
 def _advice(extra: str, packages: Sequence[Mapping[str, Any]]) -> str:
     if all(each["state"] == "ok" for each in packages):
         return ""
-    name = "mtfc" if extra == "base" else f"'mtfc[{extra}]'"
-    return f": pip install --upgrade {name}"
+    return f": {installing(extra)}"
 
 
 def _finding(each: Mapping[str, Any]) -> str:

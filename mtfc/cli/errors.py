@@ -36,7 +36,7 @@ BROKEN_PIPE = 141
 
 OUT_OF_MEMORY = "out of memory: use more devices, or smaller dimensions with --dim NAME=SIZE"
 
-MISSING = "a package that mtfc needs cannot be imported ({error}): pip install mtfc again, or that package"
+MISSING = "a package that mtfc needs cannot be imported ({error}): pip install . in the checkout of mtfc, or that package"
 
 REPORT = """\
 This is a bug in mtfc, not in your program. Please report it, with the command and the .mtf file.

@@ -13,22 +13,20 @@ import sys
 from mtfc.cli.options import Options
 from mtfc.driver.errors import OK
 
-OPTIONS = "  [TOPIC]  a page, a diagnostic, or a command"
+OPTIONS = "  [TOPIC]  a page, a diagnostic, a command, or a module of the library"
 
 
 def run(options: Options) -> int:
     from mtfc.cli.command import SUBCOMMANDS, main
-    from mtfc.driver.help_pages import page, topics
+    from mtfc.driver.help_pages import grouped, page, topics
 
     topic = options.topic
     if topic is None:
         found = topics()
         width = max(map(len, found))
-        print(
-            "Topics of `mtfc help TOPIC`:",
-            *(f"  {name:{width}}  {title}" for name, title in found.items()),
-            sep="\n",
-        )
+        print("Topics of `mtfc help TOPIC`:")
+        for title, names in grouped(found).items():
+            print(f"  {title}:", *(f"    {name:{width}}  {found[name]}" for name in names), sep="\n")
     elif topic in SUBCOMMANDS and topic not in topics():
         return main([topic, "--help"])
     else:

@@ -1,6 +1,6 @@
 """`mtfc lsp`: serve editors: diagnostics, costs by line, completion, renaming.
 
-Editors start this command; see docs/editors.md. It needs the package pygls: pip install 'mtfc[lsp]'.
+Editors start this command; see docs/editors.md. It needs the package pygls, which is part of the extra `lsp`.
 
 examples:
   mtfc lsp                 serve one editor on standard input and output

@@ -23,7 +23,7 @@ from mtfc.driver.running.run import run as run_model
 from mtfc.reports.run_report import StepRecord, step_text
 
 OPTIONS = f"""{SOURCE}
-  --backend {"|".join(BACKENDS)}    the backend that executes (default: numpy; jax for a placement)
+  --backend {"|".join(BACKENDS)}    the backend that executes (default: jax, as `mtfc train`; numpy without JAX)
   --train                train by the file's `train` block
   --steps N              number of batches or training steps (default: one pass over the data)
   --data FILE.npz        inputs by name (default: one batch, drawn)

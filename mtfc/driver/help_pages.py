@@ -6,11 +6,13 @@ An installed package holds the pages in `mtfc/docs`; a checkout has them in `doc
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
 from mtfc.driver.errors import UsageError
+from mtfc.frontend.semantics.names import standard_library
 
 PACKAGE = Path(__file__).parents[1]
 FOLDERS = PACKAGE / "docs", PACKAGE.parent / "docs"
@@ -18,8 +20,12 @@ FOLDERS = PACKAGE / "docs", PACKAGE.parent / "docs"
 
 CODE = re.compile(r"[EW]\d{3}", re.IGNORECASE)
 CODE_TITLE = re.compile(rf"### {CODE.pattern}")
-FOR_MAINTAINERS = "architecture", "contributing", "extending", "ir"
-"""Pages that are listed last: users of the language do not need them."""
+GROUPS = {
+    "every day": "daily jax cost search simulate report verification diagnostics training faq",
+    "research": "collectives comparison gallery papers soap solver tiling",
+    "for maintainers": "architecture contributing extending graphs ir",
+}
+"""Pages by purpose, as they are listed. All others are about the language and Python, after those of every day."""
 
 
 def is_code(text: str) -> bool:
@@ -28,15 +34,23 @@ def is_code(text: str) -> bool:
 
 
 def topics() -> dict[str, str]:
-    """Return the title of each page by its name; pages for maintainers come last."""
-    pages = sorted(_folder().glob("*.md"), key=lambda page: (page.stem in FOR_MAINTAINERS, page.stem))
-    return {page.stem: _title(page.read_text("utf-8")) for page in pages}
+    """Return the title of each page by its name."""
+    return {page.stem: _title(page.read_text("utf-8")) for page in sorted(_folder().glob("*.md"))}
+
+
+def grouped(names: Iterable[str]) -> Mapping[str, Sequence[str]]:
+    """Return the names of pages by purpose."""
+    first, *last = ((title, pages.split()) for title, pages in GROUPS.items())
+    others = [name for name in names if name not in " ".join(GROUPS.values()).split()]
+    return dict([first, ("language and Python", others), *last])
 
 
 def page(topic: str) -> str:
-    """Return the page about a topic, or the section about a diagnostic, as Markdown. Raises `UsageError`."""
+    """Return a page or a diagnostic's section as Markdown, or a module of the library. Raises `UsageError`."""
     if is_code(topic):
         return code_section(topic)
+    if (module := standard_library.text(topic)) is not None:
+        return module
     names = list(topics())
     if topic.lower() not in names:
         near = get_close_matches(topic.lower(), names, 1)
@@ -69,7 +83,9 @@ def code_section(code: str) -> str:
 def _folder() -> Path:
     found = next((folder for folder in FOLDERS if (folder / "diagnostics.md").exists()), None)
     if found is None:
-        raise UsageError("this installation of mtfc lacks its pages of help: pip install mtfc again")
+        raise UsageError(
+            "this installation of mtfc lacks its pages of help: pip install . in the checkout of mtfc"
+        )
     return found
 
 

@@ -45,7 +45,7 @@ class CompileOptions(FileOptions):
 class RunOptions(FileOptions):
     """The options of an execution or a training run. `data`, `eval`, `params` and `save` are paths of files of arrays.
 
-    backend: None runs layouts on NumPy, and placements on JAX.
+    backend: None runs on JAX, as a training run does, or on NumPy where JAX is not installed.
     generation: the prompts that a model continues, in place of `data`.
     debug_nans: find the equation that makes the first number that is not finite.
     averages: take the averages of parameters from `params`.

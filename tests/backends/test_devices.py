@@ -131,7 +131,7 @@ def test_jax_is_missing() -> None:
     message, *others = output("import sys; sys.modules['jax'] = None" + REFUSED + IN_PYTHON).splitlines()
     assert others == [message] * 2
     assert message.startswith("the JAX backend needs the package jax") and message.endswith(
-        "pip install 'mtfc[jax]'"
+        "pip install '.[jax]' in the checkout of mtfc"
     )
 
 

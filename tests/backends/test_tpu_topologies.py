@@ -28,7 +28,7 @@ def jax_module(source: str) -> ModuleType:
 
 def test_without_libtpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tpu_topologies, "find_spec", lambda name: None)
-    with pytest.raises(Unavailable, match=r"pip install 'mtfc\[tpu\]'"):
+    with pytest.raises(Unavailable, match=r"pip install '.\[tpu\]'"):
         tpu_topologies.topology("v5e:2x2")
 
 

@@ -268,7 +268,7 @@ def test_the_missing_package_is_named(mtfc: Mtfc, monkeypatch: pytest.MonkeyPatc
     outcome = mtfc("run", "model.mtf", "--params", "params.safetensors")
     assert outcome.status == 3
     assert "reading params.safetensors needs the package safetensors" in outcome.err
-    assert "pip install 'mtfc[train]'" in outcome.err
+    assert "pip install '.[train]'" in outcome.err
 
 
 def test_arrays_of_memory_need_a_dtype_that_the_file_has(folder: Path) -> None:

@@ -111,8 +111,8 @@ def test_doctor_names_what_is_missing(mtfc: Mtfc, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(doctor, "_run", lambda *arguments: doctor.Finding(ok=False, text="killed"))
     outcome = mtfc("doctor")
     assert outcome.status == 3
-    assert "(too old), nothing_of_this_name missing: pip install --upgrade mtfc\n" in outcome.out
-    assert "nor_this missing: pip install --upgrade 'mtfc[train]'" in outcome.out
+    assert "(too old), nothing_of_this_name missing: pip install . in the checkout" in outcome.out
+    assert "nor_this missing: pip install '.[train]' in the checkout" in outcome.out
     assert "numpy      FAILED: killed" in outcome.out
 
 

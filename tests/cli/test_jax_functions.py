@@ -199,8 +199,6 @@ def test_a_plan_is_inspected_with_and_without_constraints(mtfc: Mtfc) -> None:
     assert "plan.apply" not in text
     refused = mtfc("inspect", "model.mtf", "--target", "cpu", "--apply")
     assert (refused.status, "--apply is for functions of JAX" in refused.err) == (2, True)
-    moved = mtfc("cost", *STEP, *LAYOUT, "--compiled")
-    assert (moved.status, "mtfc inspect FILE --target cpu:8" in moved.err) == (2, True)
 
 
 def test_arguments_may_have_names_and_come_from_a_function(mtfc: Mtfc, folder: Path) -> None:

@@ -34,7 +34,6 @@ def test_a_run_says_that_its_numbers_are_wrong(mtfc: Mtfc) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ([], "takes --backend jax"),
         (["--backend", "numpy"], "takes --backend jax"),
         (
             ["--backend", "jax", "--save", "out.npz"],

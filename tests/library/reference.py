@@ -1,4 +1,4 @@
-"""The library reference, from the comments of `mtfc/std/*.mtf`.
+"""The summary of the library, from the comments of `mtfc/std/*.mtf`.
 
 A module begins with a comment about all of it, and a blank line. Directly above each declaration stands a comment: a first line
 with one sentence, paragraphs, and a list that names arguments and generic dimensions, `returns`, and where they say something
@@ -32,6 +32,11 @@ class Entry:
     comment: str
 
     @property
+    def summary(self) -> str:
+        """The first sentence of the comment."""
+        return self.comment.partition("\n")[0]
+
+    @property
     def name(self) -> str:
         """The name as users write it: optimizers need no import."""
         plain = self.decl.name.text
@@ -62,22 +67,18 @@ def entries(path: Path) -> Iterator[Entry]:
 
 
 def reference() -> str:
-    """Return the reference of all modules in Markdown."""
+    """Return a table for each module in Markdown."""
     return "\n".join(map(_module, MODULES))
 
 
 def _module(path: Path) -> str:
-    """Return one section for all declarations of a name, of which the first that fits is used."""
+    """Return a row for all declarations of a name, of which the first that fits is used."""
     by_name: dict[str, list[Entry]] = {}
     for entry in entries(path):
         by_name.setdefault(entry.name, []).append(entry)
-    links = " · ".join(f"[`{name}`](#{name.replace('.', '').lower()})" for name in by_name)
-    sections = [
-        "\n".join([f"### {name}\n", *(_described(entry) for entry in found)])
-        for name, found in by_name.items()
-    ]
-    return "\n".join([f"## {path.stem}\n", f"{introduction(path)}\n", f"{links}\n", *sections])
-
-
-def _described(entry: Entry) -> str:
-    return f"```mtf\n{entry.signature}\n```\n\n{entry.comment}\n"
+    rows = [f"| `{name}` | {entry.summary} |" for name, (entry, *_) in by_name.items()]
+    link = f"[`{path.name}`](../{path.relative_to(ROOT)})"
+    whole = f"Types, arguments, parameters and splitting: {link}, or `mtfc help {path.stem}`."
+    return "\n".join(
+        [f"## {path.stem}\n", f"{introduction(path)}\n", whole, "\n| | |\n| --- | --- |", *rows, ""]
+    )

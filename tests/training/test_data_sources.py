@@ -470,5 +470,5 @@ def test_one_batch_is_shuffled(tmp_path: Path) -> None:
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "grain", None)
     source = open_source(write_npz(tmp_path, 16), program(CLASSIFIER))
-    with pytest.raises(Unavailable, match=r"needs the package grain.*: pip install 'mtfc\[train\]'"):
+    with pytest.raises(Unavailable, match=r"needs the package grain.*: pip install '.\[train\]'"):
         source.batches(Share(), 0)

@@ -112,9 +112,9 @@ def test_support_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch,
         raise ImportError("Install gcsfs to access Google Storage")
 
     monkeypatch.setattr(fsspec.core, "url_to_fs", lost)
-    with pytest.raises(Unavailable, match=r"gs://b/a\.bin: Install gcsfs .*: pip install 'mtfc\[remote\]'"):
+    with pytest.raises(Unavailable, match=r"gs://b/a\.bin: Install gcsfs .*: pip install '.\[remote\]'"):
         open_source("gs://b/a.bin:uint8", program(TOKENS))
-    with pytest.raises(Unavailable, match=r"gs://b/run: Install gcsfs .*: pip install 'mtfc\[remote\]'"):
+    with pytest.raises(Unavailable, match=r"gs://b/run: Install gcsfs .*: pip install '.\[remote\]'"):
         TrainOptions("lm.mtf", folder="gs://b/run").check()
 
 

@@ -22,6 +22,12 @@ FLAG = "--xla_force_host_platform_device_count"
 """The XLA flag that sets the number of virtual CPU devices."""
 
 
+def installing(extra: str) -> str:
+    """Return the command that installs mtfc with an extra, or `base`. No release is published, so it runs in a checkout."""
+    what = "." if extra == "base" else f"'.[{extra}]'"
+    return f"pip install {what} in the checkout of mtfc"
+
+
 class Unavailable(Exception):
     """Something is missing in the environment. The message names it, and says how to get it. Exit status 3."""
 
@@ -36,7 +42,7 @@ def import_jax() -> Any:
         import jax
     except ImportError as error:
         raise Unavailable(
-            f"the JAX backend needs the package jax, which cannot be imported ({error}): pip install 'mtfc[jax]'"
+            f"the JAX backend needs the package jax, which cannot be imported ({error}): {installing('jax')}"
         ) from error
     return jax
 

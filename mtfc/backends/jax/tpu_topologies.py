@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from mtfc.backends.common.devices import Unavailable, import_jax
+from mtfc.backends.common.devices import Unavailable, import_jax, installing
 from mtfc.backends.common.tpu_flags import FUSION_FLAGS, TPU_VARIABLE, V5E, fusion_flags
 
 
@@ -71,7 +71,7 @@ def topology(name: str) -> list[Any]:
     """
     import_jax()
     if find_spec("libtpu") is None:
-        raise Unavailable("compiling for TPUs needs the package libtpu: pip install 'mtfc[tpu]'")
+        raise Unavailable(f"compiling for TPUs needs the package libtpu: {installing('tpu')}")
     generation, _, shape = name.partition(":")
     of = GENERATIONS[generation]
     os.environ[TPU_VARIABLE] = _flags(os.environ[TPU_VARIABLE], of.chip)

@@ -20,7 +20,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import IO, Any, TextIO
 
-from mtfc.backends.common.devices import Unavailable
+from mtfc.backends.common.devices import Unavailable, installing
 from mtfc.compiler.records import frozen
 from mtfc.driver.data.packages import import_package
 from mtfc.driver.errors import UsageError, raised_as, reason_of, say, similar_path
@@ -64,7 +64,7 @@ def _system(url: str) -> tuple[Any, str]:
     try:
         system, path = fsspec.core.url_to_fs(url)
     except ImportError as error:
-        raise Unavailable(f"{url}: {error}: pip install 'mtfc[remote]'") from None
+        raise Unavailable(f"{url}: {error}: {installing('remote')}") from None
     return system, str(path).rstrip("/")
 
 

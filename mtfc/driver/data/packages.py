@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from mtfc.backends.common.devices import Unavailable
+from mtfc.backends.common.devices import Unavailable, installing
 
 
 def import_package(module: str, package: str, work: str = "training", extra: str = "train") -> Any:
@@ -17,5 +17,5 @@ def import_package(module: str, package: str, work: str = "training", extra: str
         return import_module(module)
     except ImportError as error:
         raise Unavailable(
-            f"{work} needs the package {package}, which cannot be imported ({error}): pip install 'mtfc[{extra}]'"
+            f"{work} needs the package {package}, which cannot be imported ({error}): {installing(extra)}"
         ) from error

@@ -35,7 +35,6 @@ from mtfc.driver.data.array_files import Array, Arrays, save_arrays
 from mtfc.driver.data.files import check_apart, check_writable
 from mtfc.driver.data.inputs import Batches, draw_batch, given_parameters, joined_axis, read_batches
 from mtfc.driver.errors import ERRORS, INTERRUPTED, OK, UsageError, say
-from mtfc.driver.loading.placement_case import PlacementCase
 from mtfc.driver.loading.selection import Case, Resizing, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import RunOptions
