@@ -127,6 +127,17 @@ def test_k_cuts_are_not_always_the_best() -> None:
     assert cuts.cuts[1] == 7192 > best
 
 
+def test_a_shift_is_not_cut_where_it_sends() -> None:
+    """Units of one element each would travel between devices, which no cut counts."""
+    (program,) = load("""
+dim batch = 4
+dim hidden = 2
+model m(w: [hidden, batch]) { return sigmoid(shift(w, hidden, by = 1, wrap = false)) }
+""").programs
+    cuts, best = cuts_of(program, cut_mesh(2, 2))
+    assert bytes_of(compiled(program, cuts.mesh, cuts.layout).body, cuts.mesh) == cuts.cuts[1] == best == 0
+
+
 @settings(max_examples=12)
 @given(programs())
 def test_cuts_send_no_less_than_the_best_tiling(generated: Generated) -> None:

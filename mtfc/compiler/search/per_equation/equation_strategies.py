@@ -78,13 +78,15 @@ def _placed(eqn: Equation, rule: LayoutRule, strategy: Strategy, mesh: Mesh) -> 
 def strategies(
     eqn: Equation, mesh: Mesh, splittable: Collection[str], pending: Collection[int], until: float = inf
 ) -> Iterator[Strategy]:
-    """Yield all strategies that are legal for an equation.
+    """Yield all strategies that are legal for an equation, and in which it sends nothing itself, as a shift between devices does.
 
     splittable: dimensions that a layout can name. pending: operands in which sums can be pending. Raises `TimeoutError` if the
     search for strategies goes on after `until`, a time of `time.monotonic`.
     """
     rule = OPS[eqn.op].layout_rule(eqn)
-    dims = [dim for dim in iteration_space(eqn, rule) if dim.name in splittable]
+    dims = [
+        dim for dim in iteration_space(eqn, rule) if dim.name in splittable and dim.name not in rule.single
+    ]
     groups = pending_groups(OPS[eqn.op], eqn, {eqn.operands[i] for i in pending}.__contains__)
     axes = tuple(axis for axis, size in mesh.axes if size > 1)
     roles = [(*_roles(eqn, rule, dims, axis, mesh), *groups, None) for axis in axes]
