@@ -32,7 +32,9 @@ def title(program: Program) -> str:
 
 def imports(table: Iterable[tuple[str, str]], body: str) -> str:
     """Return the imports of `table` that `body` needs. Each row is the start of a word to look for in the body, and an import."""
-    rows = [(start, line) for start, line in table if start in body]  # which patterns would find far more slowly
+    rows = [
+        (start, line) for start, line in table if start in body
+    ]  # which patterns would find far more slowly
     needed = (line for start, line in rows if not start or re.search(rf"\b{re.escape(start)}", body))
     return "\n".join(needed) + "\n"
 
