@@ -1,11 +1,10 @@
-"""Run the program of a known fault of XLA, under the rules that show the fault or under innocent ones: `python FILE NAME WHICH`.
+"""Run the program of a known fault of XLA, under the rules that show the fault or under innocent ones.
 
-Print "right", "wrong", or the class of an error. The tests run this in a child process, which some faults end.
+The tests run this in a child process, which some faults end.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -135,7 +134,3 @@ def outcome(name: str, which: str) -> str:
     pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
     same = all(np.allclose(x, y, rtol=1e-3, atol=1e-4, equal_nan=True) for x, y in pairs)
     return "right" if same else "wrong"
-
-
-if __name__ == "__main__":
-    print(outcome(*sys.argv[1:]))

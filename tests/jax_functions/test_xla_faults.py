@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import warnings
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ from jax import lax
 
 import mtfc
 from mtfc.driver.jax_functions.xla_faults import FAULTS, Fault
+from tests.command_server import Started, server
 from tests.harness import AMPLE
 from tests.jax_functions.fault_program import SHOWN, plan_of
 
@@ -23,22 +24,29 @@ ENDED = -6
 """The status of a process that XLA ends."""
 
 
+PROGRAM = "import sys; from tests.jax_functions.fault_program import outcome; print(outcome(*sys.argv[1:]))"
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The socket of a server that has imported JAX."""
+    with server(tmp_path_factory.mktemp("server"), "jax", environment()) as place:
+        yield place
+
+
 @pytest.mark.parametrize("which", ["rules", "innocent"])
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_fault_shows_with_the_jax_at_hand(fault: Fault, which: str) -> None:
+def test_fault_shows_with_the_jax_at_hand(fault: Fault, which: str, place: Path, tmp_path: Path) -> None:
     """A fault that is gone leaves the table; under innocent rules the same program is right."""
     if which == "rules" and jax.__version__ not in fault.seen:
         pytest.skip("not seen with this version")
-    flags = "--xla_force_host_platform_device_count=8"
-    child = subprocess.run(
-        [sys.executable, "-m", "tests.jax_functions.fault_program", fault.name, which],
-        env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    found = "ended" if child.returncode == ENDED else child.stdout.strip() or child.stderr
+    child = Started(place, ["-c", PROGRAM, fault.name, which], tmp_path, environment(), 300)
+    out, err = child.communicate()
+    found = "ended" if child.returncode == ENDED else out.strip() or err
     expected = "ended" if fault.ends_process else "error" if fault.may_fail else "wrong"
     assert found == (expected if which == "rules" else "right")
 
