@@ -132,7 +132,10 @@ def test_a_shift_is_not_cut_where_it_sends() -> None:
     (program,) = load("""
 dim batch = 4
 dim hidden = 2
-model m(w: [hidden, batch]) { return sigmoid(shift(w, hidden, by = 1, wrap = false)) }
+model m(w: [hidden, batch]) {
+  h = sigmoid(shift(w, hidden, by = 1, wrap = false))
+  return h
+}
 """).programs
     cuts, best = cuts_of(program, cut_mesh(2, 2))
     assert bytes_of(compiled(program, cuts.mesh, cuts.layout).body, cuts.mesh) == cuts.cuts[1] == best == 0
