@@ -75,6 +75,11 @@ BACKENDS: Mapping[str, Backend] = {
 }
 
 
+def default_backend() -> str:
+    """Return the backend that runs models: JAX, on which `mtfc train` runs, or NumPy where JAX is not installed."""
+    return "jax" if find_spec("jax") else "numpy"
+
+
 def text_kinds() -> Mapping[str, TextKind]:
     """Return every kind of text that backends make, the modules first."""
     modules = {name: TextKind(each.title, each.generate) for name, each in BACKENDS.items()}

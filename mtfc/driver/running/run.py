@@ -25,6 +25,7 @@ import attrs
 import numpy as np
 
 from mtfc.backends.common import allocator
+from mtfc.backends.registry import default_backend
 from mtfc.compiler.activity import doing, each_of
 from mtfc.compiler.analysis.output_weights import with_weights
 from mtfc.compiler.diagnostics import Diagnostic
@@ -96,7 +97,7 @@ def run(options: RunOptions, sources: Sources, show: Callable[[StepRecord], None
     _check_files(options)
     selection = select(options.file, options.choice, sources, or_placement=True, or_multi_mesh=True)
     program, case = selection.program, selection.case
-    backend = options.backend or ("jax" if isinstance(case, PlacementCase) else "numpy")
+    backend = options.backend or default_backend()
     options = attrs.evolve(options, backend=backend)
     _check_training(options, program)
     _check_collectives(options, has_mesh=bool(selection.cases))
