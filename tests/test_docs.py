@@ -15,6 +15,7 @@ from mtfc.compiler.ir.opdef import flops_per_operand, flops_per_result, no_flops
 from mtfc.compiler.ir.ops import FAMILIES, OPS
 from mtfc.compiler.ir.ops.collectives import OPS as COLLECTIVES
 from mtfc.compiler.passes.pipelines import PASSES, default_pipeline
+from mtfc.driver.help_pages import grouped, topics
 from mtfc.driver.jax_functions.xla_faults import FAULTS
 from mtfc.driver.layout_advice import predictor
 from mtfc.frontend import codes
@@ -72,6 +73,27 @@ def test_no_paths_of_one_machine(path: Path) -> None:
 def test_readme_leads_to_every_document() -> None:
     readme = BY_NAME["README"].read_text("utf-8")
     assert [path.name for path in DOCS.glob("*.md") if f"(docs/{path.name})" not in readme] == []
+
+
+def test_extras_are_installed_from_the_checkout() -> None:
+    """No release is published, so no page and no message installs `mtfc` by its name."""
+    folders = (ROOT / "mtfc", ROOT / "examples", DOCS)
+    paths = [path for folder in folders for kind in ("*.py", "*.md") for path in folder.rglob(kind)]
+    texts = {
+        path: path.read_text("utf-8")
+        for path in [*paths, ROOT / "README.md", ROOT / "editors/vscode/README.md"]
+    }
+    assert [
+        str(path) for path, text in texts.items() if re.search(r"pip install (?:-\S+ )*['\"]?mtfc", text)
+    ] == []
+
+
+def test_help_and_site_list_pages_alike() -> None:
+    navigation = (ROOT / "website" / "mkdocs.yml").read_text("utf-8").partition("\nnav:\n")[2]
+    parts = re.findall(r"^  - (.*):\n((?:      - .*\n)+)", navigation, re.MULTILINE)
+    listed = {title.lower(): set(re.findall(r"(\w+)\.md$", pages, re.MULTILINE)) for title, pages in parts}
+    shown = {title.lower(): {*pages} for title, pages in grouped(topics()).items()}
+    assert {title: pages - {"api", "index"} for title, pages in listed.items()} == shown
 
 
 # The language
