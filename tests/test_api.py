@@ -251,7 +251,7 @@ def test_helps_name_arguments(model: Path) -> None:
         mtfc.compile_text(
             MODEL.replace("mesh ", "# mesh ").replace("layout ", "# layout "), layout="batch: all"
         )
-    assert "`mesh='rows:2;cols:4'`" in str(error.value) and "--mesh" not in str(error.value)
+    assert "`mesh='all:2'`" in str(error.value) and "--mesh" not in str(error.value)
 
 
 @pytest.mark.parametrize(

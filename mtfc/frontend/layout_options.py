@@ -125,7 +125,7 @@ def _only_mesh(text: str, decl: ast.LayoutDecl, module: Module) -> Mesh:
         axis.text for node in walk(decl) if isinstance(node, ast.SplitRule) for axis in node.axes
     )
     fitting = (name for name, mesh in module.meshes.items() if {*axes} <= {*mesh.names})
-    example = next(fitting, f'"{";".join(f"{axis}:2" for axis in axes)}"')
+    example = next(fitting, f'"{";".join(f"{axis}:2" for axis in axes) or "rows:2;cols:4"}"')
     message = f"these rules need a mesh, and {declared}"
     raise failure("E307", message, _whole(text, "<--layout>").span, f"add the mesh: `--mesh {example}`")
 

@@ -453,7 +453,7 @@ def test_a_run_whose_last_step_is_skipped_is_evaluated(mtfc: Mtfc, folder: Path)
 
 
 def test_the_batch_of_a_bad_step_is_named(mtfc: Mtfc, folder: Path) -> None:
-    """The examples that are named are those of the batch: without one of them the run goes on."""
+    """An example with such numbers is named alone: without its batch the run goes on."""
     arrays = dict(np.load("data.npz"))
     arrays["x"][13, 0] = np.inf
     (folder / "shards").mkdir()
@@ -463,9 +463,7 @@ def test_the_batch_of_a_bad_step_is_named(mtfc: Mtfc, folder: Path) -> None:
     found = mtfc(*options)
     assert found.status == 1
     (line,) = (each for each in found.err.splitlines() if "its batch: " in each)
-    named = {file: numbers for numbers, file in re.findall(r"examples? ([\d, ]+) of (shards/\d.npz)", line)}
-    assert "3" in named["shards/1.npz"].split(", ")
-    assert sum(len(each.split(", ")) for each in named.values()) == 4
+    assert line.endswith("its batch: `x` has numbers that are not finite in example 3 of shards/1.npz")
     step = re.search(r"--skip-steps (\d+)", found.err)
     assert step is not None
     assert mtfc(*options, "--skip-steps", step[1]).status == 0
