@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 
 from mtfc.compiler.ir.attributes import DIM, DIM_LIST, FLAG, INT, Attribute
+from mtfc.compiler.ir.collective_def import same_types
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.halos import NeededRange, needed_range, shift_elements, take_range
 from mtfc.compiler.ir.opdef import (
@@ -289,15 +290,6 @@ def flipped_array(shard: Shard, x: Any) -> Any:
 # interleave
 
 
-def _interleave_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, ...]:
-    dim, among = DIM_MOVED.of(attributes), AMONG.of(attributes)
-    need(types[0], dim)
-    need(types[0], among)
-    if dim == among:
-        raise OpError(f"`{dim.name}` cannot be dealt out among itself")
-    return (types[0],)
-
-
 def _interleave_rule(eqn: Equation) -> LayoutRule:
     among = AMONG.of(eqn.attrs).name
     return attrs.evolve(_shift_rule(eqn), whole=frozenset({among}), index={among: None})
@@ -399,7 +391,7 @@ OPS = (
         storage="kernel", traits=frozenset({"flip"}),
     ),
     structural(
-        name="interleave", attributes=(DIM_MOVED, AMONG, BACK), infer=_interleave_infer, layout_rule=_interleave_rule,
+        name="interleave", attributes=(DIM_MOVED, AMONG, BACK), infer=same_types, layout_rule=_interleave_rule,
         gradient=_interleave_gradient, evaluate=interleaved_array, numpy=_interleave_text,
         doc="The elements of [dim, among], counted row by row, dealt out in turn along dim; or the other way back.",
         storage="kernel", traits=frozenset({"interleave"}),

@@ -1,6 +1,6 @@
 """insert-reshards: put a `reshard` on each edge whose two ends have different placements.
 
-Each operand is resharded from the version of the value that costs least. A broadcast, or a tensor made without operands, is
+Each operand is resharded from the version of the value that costs least. A view, or a tensor made without operands, is
 computed again instead, if its operands are placed as needed. A reshard that does not make a value larger on a processor stands
 right after the value's equation; a reshard that makes it larger stands right before the use. So each buffer lives briefly.
 
@@ -112,7 +112,7 @@ class ReshardInserter:
         versions = self.versions[value]
         origin = min(versions, key=lambda version: plan(version.value.type, needed, self.mesh)[0])
         is_free = value in self.makers and storage(self.makers[value]) in ("view", "made")
-        is_again = is_free or plan(origin.value.type, needed, self.mesh)[0]
+        is_again = is_free or plan(origin.value.type, needed, self.mesh)[0] > 0
         eqn = (self._recomputed(value, needed) if is_again else None) or self._reshard(origin, needed, user)
         versions.append(PlacedVersion(eqn.result, eqn))
         return eqn.result
