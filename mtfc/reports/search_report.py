@@ -302,8 +302,6 @@ def _proven(result: LayoutSearchResult) -> str:
     tried = f"{found.evaluated} layouts were compiled." if found.evaluated != 1 else "1 layout was compiled."
     if found.without_pipelines is not None and not found.refuted:
         return f"{_with_pipelines(found, unit)} {tried}"
-    if result.space == "pipelines":
-        return f"The best of the pipelines that were compiled; nothing is proven about others. {tried}"
     if result.space == "forms":
         return f"{_of_forms(result, unit)} {tried}"
     if found.cuts:
@@ -329,10 +327,11 @@ def _proven(result: LayoutSearchResult) -> str:
 def _with_pipelines(found: Found, unit: Callable[[float], str]) -> str:
     """Return what is proven about plans without a pipeline, and about all plans."""
     ended, bound = "Interrupted. " if found.is_interrupted else "", found.without_pipelines
+    if found.layout.pipelines:
+        others = f"no plan without a pipeline is below {unit(bound)}" if bound else "nothing is proven about others"
+        return f"{ended}The best of the pipelines that were compiled; {others}."
     if not bound:
         return f"{ended}Nothing is proven about plans; a larger --budget proves more."
-    if found.layout.pipelines:
-        return f"{ended}The best of the pipelines that were compiled; no plan without a pipeline is below {unit(bound)}."
     if found.objective <= bound:
         return f"{ended}Proven to be the best plan without a pipeline; no pipeline was found that is better."
     ratio = at_most(over(found.objective, bound))

@@ -20,10 +20,9 @@ from mtfc.compiler.ir.core import Equation, Function
 from mtfc.compiler.ir.loops import carried, dim_of, region_of
 from mtfc.compiler.ir.micro_batch_rule import MixedMicroBatches, loop_sums
 from mtfc.compiler.ir.types import EVERY, Dim, Layout, Mesh, Pipeline, Rules
-from mtfc.compiler.search.forms_search import RecordedPricing
-from mtfc.compiler.search.found import Found, NothingFits, PricedLayouts, memory_text, value_of
+from mtfc.compiler.search.found import Found, NothingFits, PricedLayouts, Pricing, memory_text, value_of
 from mtfc.compiler.search.usual_layouts import products, usual_layouts
-from mtfc.driver.searching.layouts import FORMS_SHARE, LayoutFinder
+from mtfc.driver.searching.layouts import LayoutFinder
 from mtfc.driver.searching.space import SearchTask
 
 ROUNDS = (4, 2, 1, 8)
@@ -68,23 +67,25 @@ Fits = tuple[float, float]
 
 @attrs.frozen
 class PipelineSearch:
-    """A search for pipelines. loops: those that can run as a pipeline. has_others: True if plans without a pipeline fit."""
+    """A search for pipelines. loops: those that can run as a pipeline. has_others: True if plans without a pipeline fit.
+
+    best_layout: the best layout without a pipeline.
+    """
 
     task: SearchTask
     finder: LayoutFinder
     loops: Sequence[StagedLoop]
     has_others: bool = False
+    best_layout: tuple[Mesh, Layout] | None = None
 
-    def best(self, until: float, best_layout: tuple[Mesh, Layout] | None = None) -> Found:
-        """Return the best pipeline that is found until a time of `process_time`. Raises `NothingFits`, and `KeyboardInterrupt`.
+    def best(self, pricing: Pricing, until: float) -> Found:
+        """Return the best pipeline without forms that is found until a time of `process_time`. Raises `NothingFits`.
 
-        best_layout: the best layout without a pipeline. It raises `KeyboardInterrupt` only if nothing was found.
+        It raises `KeyboardInterrupt` only if nothing was found.
         """
-        pricing = RecordedPricing(self.finder.pricer)
         tried = PricedLayouts(pricing, self.finder.objective, self.finder.pricer.hardware.device.memory)
-        trying = until - FORMS_SHARE * (until - process_time())
         try:
-            self._try(tried, [*self._starts(best_layout)], trying)
+            self._try(tried, [*self._starts()], until)
         except KeyboardInterrupt:
             tried.is_interrupted = True
         if tried.least_memory is None and not tried.is_interrupted:
@@ -94,8 +95,7 @@ class PipelineSearch:
         if tried.best is None and not tried.is_interrupted:
             seen = memory_text(tried.room, tried.least_memory)
             raise NothingFits(f"no pipeline was found whose memory suffices: {seen}")
-        best = self.finder.forms_search(pricing, until).improved(tried.found())
-        return self.finder.with_loop_forms(attrs.evolve(best, without_forms=None), until)
+        return tried.found()
 
     def _try(self, tried: PricedLayouts, starts: Sequence[tuple[Mesh, Layout]], until: float) -> None:
         """Price pipelines, and change one entry of the best at a time, until no change is better or the time is over."""
@@ -124,7 +124,7 @@ class PipelineSearch:
             if best == before:
                 return
 
-    def _starts(self, best_layout: tuple[Mesh, Layout] | None) -> Iterator[tuple[Mesh, Layout]]:
+    def _starts(self) -> Iterator[tuple[Mesh, Layout]]:
         """Yield pipelines with the usual rules on the axes beside that of the stages, and with those of the best layout."""
         given = self.task.options.choice.mesh is not None
         for found, mesh in product(self.loops, self.task.meshes):
@@ -133,9 +133,10 @@ class PipelineSearch:
                     continue
                 for rules in self._rules(_without(mesh, axis)):
                     yield from self._first(found, mesh, axis, rules)
-                if best_layout is not None and best_layout[0] == mesh:
+                if self.best_layout is not None and self.best_layout[0] == mesh:
                     own = (
-                        (dim, tuple(x for x in axes if x != axis)) for dim, axes in best_layout[1].rules.axes
+                        (dim, tuple(x for x in axes if x != axis))
+                        for dim, axes in self.best_layout[1].rules.axes
                     )
                     yield from self._first(found, mesh, axis, Rules(tuple(own)))
 

@@ -1,5 +1,7 @@
 """The search for the plan of a step: the layout, the storage, recomputation, a pipeline and the forms, at one price.
 
+The spaces `rules`, `forms` and `pipelines` are the same search with less to choose: see `Freedom`.
+
 The price is the simulated step, and a plan must fit into the memory. The layouts that anybody would try are priced first, then
 branch and bound looks for a better one, and then pipelines have a part of the time. A plan is at most as slow as each layout that
 the report compares it with.
@@ -51,30 +53,40 @@ def _best_plan(task: SearchTask) -> tuple[LayoutSearch, Found]:
     """Return the search with the best number of micro-batches, and the best plan.
 
     Raises `NothingFits`, `CompileError` and `UsageError`.
-    If no usual layout fits, or the file has micro-batches, the batch is cut into other numbers of micro-batches, too. The search
-    goes on with the number whose best usual layout is the fastest.
     """
-    search = LayoutSearch.of(task, task.until)
-    best, accumulate = _usual(search), _accumulate(search)
-    if accumulate > 1 or best == inf:
-        for other in _micro_batched(task, accumulate):
-            if process_time() > task.until and best < inf:
-                break
-            found = LayoutSearch.of(other, task.until)
-            if (seconds := _usual(found)) < best:
-                search, best = found, seconds
-            elif best < inf:
-                break
+    search = LayoutSearch.of(task)
+    if task.space.freedom.micro_batches:
+        search = _with_micro_batches(search)
     try:
         return search, _searched(search)
     except NothingFits as error:
         raise NothingFits(f"{error}{_nearest(search)}") from None
 
 
+def _with_micro_batches(search: LayoutSearch) -> LayoutSearch:
+    """Return the search with the number of micro-batches whose best usual layout is the fastest.
+
+    Other numbers than that of the file are tried if the file has micro-batches, or no usual layout fits.
+    """
+    task, best, accumulate = search.task, _usual(search), _accumulate(search)
+    if accumulate > 1 or best == inf:
+        for other in _micro_batched(task, accumulate):
+            if process_time() > task.until and best < inf:
+                break
+            found = LayoutSearch.of(other)
+            if (seconds := _usual(found)) < best:
+                search, best = found, seconds
+            elif best < inf:
+                break
+    return search
+
+
 def _nearest(search: LayoutSearch) -> str:
-    """Return the priced layout that needs the least memory, and what would need less."""
+    """Return the priced layout that needs the least memory, and what would need less; empty if that layout fits."""
     prices = search.finder.pricer.known
     mesh, layout = min(prices, key=lambda each: prices[each].tiled)
+    if prices[mesh, layout].tiled <= search.task.hardware.device.memory:
+        return ""
     rules = f"{{ {rules_text(layout)} }} on [{mesh.axes_text}]"
     return f"; the nearest is {rules}, and a smaller batch, more devices or a machine with more memory would help"
 
@@ -112,23 +124,28 @@ def _micro_batched(task: SearchTask, accumulate: int) -> Iterator[SearchTask]:
 
 
 def _searched(search: LayoutSearch) -> Found:
-    """Return the best plan with the micro-batches of the search."""
-    task, loops = search.task, _loops(search)
+    """Return the best plan with the micro-batches of the search, without a pipeline and with one. Raises `NothingFits`."""
+    task, loops, has_others = search.task, _loops(search), search.task.space.freedom.unstaged
+    if not loops and has_others:
+        return search.best_in_form(task.until)
     if not loops:
-        return search.best_global(search.until, with_forms=True)
-    now = process_time()
-    try:
-        layouts = search.best_global(search.until - PIPELINES * (search.until - now), with_forms=True)
-    except NothingFits as error:
-        layouts, reason = None, error
-    found = [*_given(search), *([] if layouts is None else [layouts])]
+        raise NothingFits("no `repeat` of the model can run as a pipeline")
+    found, layouts = [*_given(search)], None
+    reason = NothingFits("no pipeline was priced")
+    if has_others:
+        try:
+            layouts = search.best_in_form(task.until - PIPELINES * (task.until - process_time()))
+            found.append(layouts)
+        except NothingFits as error:
+            reason = error
     if layouts is None or not layouts.is_interrupted:
         best = None if layouts is None else (layouts.mesh, layouts.layout)
+        pipelines = PipelineSearch(task, search.finder, loops, bool(found), best)
         try:
-            found.append(PipelineSearch(task, search.finder, loops, bool(found)).best(search.until, best))
-        except NothingFits:
+            found.append(search.finder.best_in_form(pipelines.best, task.until))
+        except NothingFits as error:
             if not found:
-                raise reason from None
+                raise (reason if has_others else error) from None
         except KeyboardInterrupt:
             if not found:
                 raise
@@ -136,20 +153,12 @@ def _searched(search: LayoutSearch) -> Found:
     return _best(search, found, layouts)
 
 
-def search_pipelines(task: SearchTask) -> SearchAnswer:
-    """Search for the best pipeline. Raises `NothingFits`, `CompileError` and `UsageError`."""
-    search = LayoutSearch.of(task, task.until)
-    loops = [*pipelined_loops(search.finder.program.function("forward"))]
-    if not loops:
-        raise NothingFits("no `repeat` of the model can run as a pipeline")
-    return search.answer(PipelineSearch(task, search.finder, loops).best(search.until))
-
-
 def _loops(search: LayoutSearch) -> list[StagedLoop]:
     """Return the loops that can run as pipelines; functions of JAX, one device and other objectives than time have none."""
     devices = search.task.meshes[0].devices
     is_source = search.task.options.choice.source is not None
-    if devices == 1 or is_source or search.finder.objective in IN_BYTES:
+    is_open = search.task.space.freedom.pipelines
+    if not is_open or devices == 1 or is_source or search.finder.objective in IN_BYTES:
         return []
     return [*pipelined_loops(search.finder.program.function("forward"))]
 

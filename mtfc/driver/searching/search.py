@@ -14,7 +14,7 @@ from mtfc.driver.loading.sources import Sources
 from mtfc.driver.loading.target import check_room, machine_of, target_of
 from mtfc.driver.options import SearchOptions
 from mtfc.driver.searching.meshes import check_mesh_options, declared_mesh, searched_meshes
-from mtfc.driver.searching.space import SearchAnswer, SearchedSpace, SearchTask
+from mtfc.driver.searching.space import RULES, Freedom, SearchAnswer, SearchedSpace, SearchTask
 
 if TYPE_CHECKING:
     from mtfc.compiler.cost.device_graph import Machine
@@ -32,28 +32,31 @@ SPACES: Mapping[str, SearchedSpace] = {
             "plan.search_plan",
             ("time", "serial", "memory"),
             frozenset({"storage", "recompute", "what-if"}),
+            freedom=Freedom(),
         ),
         SearchedSpace(
             "rules",
             "one rule for each dimension",
-            "layouts.search_global_layouts",
+            "plan.search_plan",
             ("time", "serial", "memory"),
             frozenset({"storage", "recompute"}),
         ),
         SearchedSpace(
             "forms",
             "the forms of one layout, whose rules stay",
-            "layouts.search_forms",
+            "plan.search_plan",
             ("time", "serial", "memory"),
             frozenset({"layout", "recompute"}),
             is_declared=True,
+            freedom=attrs.evolve(RULES, rules=False),
         ),
         SearchedSpace(
             "pipelines",
             "a pipeline of layers, with one rule for each other dimension",
-            "plan.search_pipelines",
+            "plan.search_plan",
             ("time", "serial"),
             frozenset({"recompute"}),
+            freedom=Freedom(recompute=False, unstaged=False, micro_batches=False),
         ),
         SearchedSpace(
             "meshes",
@@ -157,7 +160,7 @@ def search(options: SearchOptions, sources: Sources, exports: bool = False) -> S
     options = attrs.evolve(options, objective=options.objective or space.objectives[0])
     meshes = _meshes(options, space, selection, hardware)
     started = process_time()
-    task = SearchTask(options, selection, hardware, meshes, sources, started, started + options.budget)
+    task = SearchTask(options, space, selection, hardware, meshes, sources, started, started + options.budget)
     return space.search(task)
 
 
