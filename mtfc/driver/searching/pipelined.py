@@ -1,9 +1,10 @@
 """The search for pipelines: a loop over layers runs in stages, and each stage has one rule for each other dimension.
 
 For each number of stages, the usual rules for the other axes are compiled and priced: data parallelism, model parallelism, and
-their product. Then one entry of the best pipeline changes at a time: the number of micro-batches, `checkpoint`, the chunks of
-layers on each stage, the storage of the optimizer's state. At the end the forms of the best pipelines are priced. The stages lie
-on the outermost axis of the mesh, whose links are the slowest: they send the least.
+their product. What does not fit is stored in parts over the axes of data parallelism: the optimizer's state, then the parameters
+too. Then one entry of the best pipeline changes at a time: the number of micro-batches, the values that a stage keeps, the chunks
+of layers on each stage, the storage. The stages lie on the outermost axis of the mesh, whose links are the slowest: they send the
+least.
 """
 
 from __future__ import annotations
@@ -28,16 +29,23 @@ from mtfc.driver.searching.space import SearchTask
 ROUNDS = (4, 2, 1, 8)
 """The numbers of micro-batches that are tried, in numbers of stages; pipelines start with the first that the sizes allow."""
 
-CHUNKS = (1, 2, 4)
-"""The numbers of chunks of layers on each stage that are tried."""
+CHUNKS = 4
+"""The most numbers of chunks of layers on each stage that are tried, the smallest first."""
+
+KEPT = ("", "selective", "minimal")
+"""The words of `recompute` that are tried, beside `checkpoint`."""
 
 
 @attrs.frozen
 class StagedLoop:
-    """A loop that can run as a pipeline, and the dimension that is cut into micro-batches."""
+    """A loop that can run as a pipeline, and the dimension that is cut into micro-batches.
+
+    checkpoint: True if the loop computes all values of its layers again, whatever a stage keeps.
+    """
 
     loop: Dim
     batch: Dim
+    checkpoint: bool = False
 
 
 def pipelined_loops(forward: Function) -> Iterator[StagedLoop]:
@@ -46,7 +54,7 @@ def pipelined_loops(forward: Function) -> Iterator[StagedLoop]:
         if eqn.regions and carried(region_of(eqn)):
             batch = next((dim for dim in _carried_dims(eqn) if _can_be_cut(eqn, dim)), None)
             if batch is not None:
-                yield StagedLoop(dim_of(eqn), batch)
+                yield StagedLoop(dim_of(eqn), batch, bool(eqn.attrs["checkpoint"]))
 
 
 def _carried_dims(eqn: Equation) -> dict[Dim, None]:
@@ -110,10 +118,13 @@ class PipelineSearch:
                 )
             return known[mesh, layout]
 
-        for each in starts:
-            is_needed = tried.best is None and not self.has_others
-            if process_time() < (self.task.late if is_needed else until):
-                fits(*each)
+        for mesh, layout in starts:
+            for storage in self._storage(layout):
+                is_needed = tried.best is None and not self.has_others
+                if process_time() > (self.task.late if is_needed else until):
+                    break
+                if not fits(mesh, attrs.evolve(layout, **storage))[0]:
+                    break
         best = min(known, key=known.__getitem__, default=None)
         while best is not None:
             before = best
@@ -175,19 +186,38 @@ class PipelineSearch:
         return not rest and micro % mesh.size(inner) == 0 and dims[pipeline.loop].size % stages == 0
 
     def _changed(self, mesh: Mesh, layout: Layout) -> Iterator[tuple[Mesh, Layout]]:
-        """Yield the pipelines that differ in one entry: micro-batches, recomputation, chunks, or the storage of the optimizer."""
+        """Yield the pipelines that differ in one entry: micro-batches, what is kept, chunks, or storage."""
         (pipeline,) = layout.pipelines
         (axis,) = layout.rules.get(pipeline.loop)
-        stages, beside = mesh.sizes[axis], layout.rules.get(pipeline.batch)
+        stages, forms = mesh.sizes[axis], layout.forms
+        layers = self.finder.program.dims[pipeline.loop].size // stages
+        chunks = [number for number in range(1, layers + 1) if layers % number == 0][:CHUNKS]
         changed: list[dict[str, Any]] = [{"micro_batches": rounds * stages} for rounds in ROUNDS]
-        changed += [{"checkpoint": not pipeline.checkpoint}, *({"chunks": number} for number in CHUNKS)]
+        changed += [{"chunks": number} for number in chunks]
+        is_whole = any(each.checkpoint for each in self.loops if each.loop.name == pipeline.loop)
+        changed += [{"checkpoint": not pipeline.checkpoint}] * (not is_whole)
         for each in changed:
             other = attrs.evolve(pipeline, **each)
             if other != pipeline and self._is_possible(mesh, layout.rules, other, axis):
                 yield mesh, attrs.evolve(layout, pipelines=(other,))
-        data = tuple(x for x in beside if x != axis)
-        if data and self.finder.trains and not layout.optimizer.axes:
-            yield mesh, attrs.evolve(layout, optimizer=Rules(((EVERY, data),)))
+        for storage in self._storage(layout):
+            yield mesh, attrs.evolve(layout, **storage)
+        for word in KEPT if self.finder.trains and not is_whole and not pipeline.checkpoint else ():
+            yield mesh, attrs.evolve(layout, forms=attrs.evolve(forms, recompute=word))
+
+    def _storage(self, layout: Layout) -> list[dict[str, Any]]:
+        """Return ways to store parameters and the optimizer's state: whole, as ZeRO-1, as FSDP, and also over the stages."""
+        (pipeline,) = layout.pipelines
+        (axis,) = layout.rules.get(pipeline.loop)
+        data = tuple(x for x in layout.rules.get(pipeline.batch) if x != axis)
+        found: list[dict[str, Any]] = [{"params": Rules(), "optimizer": Rules()}]
+        if data and self.finder.trains:
+            split, over_stages = (Rules(((EVERY, axes),)) for axes in (data, (*data, axis)))
+            found += [
+                {"params": Rules(), "optimizer": split},
+                *({"params": each, "optimizer": Rules()} for each in (split, over_stages)),
+            ]
+        return found
 
     def _may_split(self, found: StagedLoop, parts: int) -> bool:
         """Return True if the batch is divisible, and no tensor outside of loops has both the loop's dimension and the batch."""
