@@ -9,8 +9,8 @@ least.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import product
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product, zip_longest
 from time import process_time
 from typing import Any
 
@@ -21,13 +21,24 @@ from mtfc.compiler.ir.core import Equation, Function
 from mtfc.compiler.ir.loops import carried, dim_of, region_of
 from mtfc.compiler.ir.micro_batch_rule import MixedMicroBatches, loop_sums
 from mtfc.compiler.ir.types import EVERY, Dim, Layout, Mesh, Pipeline, Rules
-from mtfc.compiler.search.found import Found, NothingFits, PricedLayouts, Pricing, memory_text, value_of
+from mtfc.compiler.search.found import (
+    Found,
+    NothingFits,
+    PricedLayouts,
+    Pricing,
+    descend,
+    memory_text,
+    value_of,
+)
 from mtfc.compiler.search.usual_layouts import products, usual_layouts
 from mtfc.driver.searching.layouts import LayoutFinder
 from mtfc.driver.searching.space import SearchTask
 
 ROUNDS = (4, 2, 1, 8)
 """The numbers of micro-batches that are tried, in numbers of stages; pipelines start with the first that the sizes allow."""
+
+DESCENDING = 0.4
+"""The part of the time for changes of the best start."""
 
 CHUNKS = 4
 """The most numbers of chunks of layers on each stage that are tried, the smallest first."""
@@ -69,6 +80,8 @@ def _can_be_cut(eqn: Equation, batch: Dim) -> bool:
     return True
 
 
+Plan = tuple[Mesh, Layout]
+
 Fits = tuple[float, float]
 """Bytes beyond the memory, and the value of the objective: the order in which pipelines are compared."""
 
@@ -84,7 +97,7 @@ class PipelineSearch:
     finder: LayoutFinder
     loops: Sequence[StagedLoop]
     has_others: bool = False
-    best_layout: tuple[Mesh, Layout] | None = None
+    best_layout: Plan | None = None
 
     def best(self, pricing: Pricing, until: float) -> Found:
         """Return the best pipeline without forms that is found until a time of `process_time`. Raises `NothingFits`.
@@ -93,7 +106,7 @@ class PipelineSearch:
         """
         tried = PricedLayouts(pricing, self.finder.objective, self.finder.pricer.hardware.device.memory)
         try:
-            self._try(tried, [*self._starts()], until)
+            self._try(tried, until)
         except KeyboardInterrupt:
             tried.is_interrupted = True
         if tried.least_memory is None and not tried.is_interrupted:
@@ -105,43 +118,42 @@ class PipelineSearch:
             raise NothingFits(f"no pipeline was found whose memory suffices: {seen}")
         return tried.found()
 
-    def _try(self, tried: PricedLayouts, starts: Sequence[tuple[Mesh, Layout]], until: float) -> None:
+    def _try(self, tried: PricedLayouts, until: float) -> None:
         """Price pipelines, and change one entry of the best at a time, until no change is better or the time is over."""
-        known: dict[tuple[Mesh, Layout], Fits] = {}
+        known: dict[Plan, Fits] = {}
 
-        def fits(mesh: Mesh, layout: Layout) -> Fits:
-            if (mesh, layout) not in known:
-                price = tried.offer(mesh, layout)
-                known[mesh, layout] = max(0.0, price.tiled - tried.room), value_of(price, tried.objective)
+        def fits(plan: Plan) -> Fits:
+            if plan not in known:
+                price = tried.offer(*plan)
+                known[plan] = max(0.0, price.tiled - tried.room), value_of(price, tried.objective)
                 report_progress(
                     f"{tried.evaluated} pipelines compiled", *[tried.limit] * (tried.best is not None)
                 )
-            return known[mesh, layout]
+            return known[plan]
 
-        for mesh, layout in starts:
-            for storage in self._storage(layout):
+        starting = until - DESCENDING * (until - process_time())
+        for mesh, layout in self._starts():
+            for storage in self._first_storage(layout):
                 is_needed = tried.best is None and not self.has_others
-                if process_time() > (self.task.late if is_needed else until):
+                if process_time() > (self.task.late if is_needed else starting):
                     break
-                if not fits(mesh, attrs.evolve(layout, **storage))[0]:
+                if not fits((mesh, attrs.evolve(layout, **storage)))[0]:
                     break
-        best = min(known, key=known.__getitem__, default=None)
-        while best is not None:
-            before = best
-            for each in self._changed(*best):
-                if process_time() > until:
-                    return
-                best = min(best, each, key=lambda one: fits(*one))
-            if best == before:
-                return
+        if known:
+            descend(min(known, key=known.__getitem__), fits, lambda _: self._changes, until)
 
-    def _starts(self) -> Iterator[tuple[Mesh, Layout]]:
-        """Yield pipelines with the usual rules on the axes beside that of the stages, and with those of the best layout."""
+    def _starts(self) -> list[Plan]:
+        """Return pipelines with usual rules on the axes beside that of the stages, and with those of the best layout.
+
+        Meshes take turns.
+        """
+        turns = zip_longest(*(self._starts_on(*each) for each in product(self.loops, self.task.meshes)))
+        return [each for turn in turns for each in turn if each is not None]
+
+    def _starts_on(self, found: StagedLoop, mesh: Mesh) -> Iterator[Plan]:
         given = self.task.options.choice.mesh is not None
-        for found, mesh in product(self.loops, self.task.meshes):
-            for axis, size in mesh.axes if given else mesh.axes[:1]:
-                if size == 1 or found.loop.size % size:
-                    continue
+        for axis, size in mesh.axes if given else mesh.axes[:1]:
+            if size > 1 and found.loop.size % size == 0:
                 for rules in self._rules(_without(mesh, axis)):
                     yield from self._first(found, mesh, axis, rules)
                 if self.best_layout is not None and self.best_layout[0] == mesh:
@@ -163,7 +175,7 @@ class PipelineSearch:
         else:
             yield from (layout.rules for _, layout in products(forward, [mesh], trains=False))
 
-    def _first(self, found: StagedLoop, mesh: Mesh, axis: str, rules: Rules) -> Iterator[tuple[Mesh, Layout]]:
+    def _first(self, found: StagedLoop, mesh: Mesh, axis: str, rules: Rules) -> Iterator[Plan]:
         """Yield the pipeline with the first possible number of micro-batches."""
         for rounds in ROUNDS:
             pipeline = Pipeline(found.loop.name, found.batch.name, rounds * mesh.sizes[axis], False, 1)
@@ -185,25 +197,45 @@ class PipelineSearch:
         stages = mesh.sizes[axis] * pipeline.chunks
         return not rest and micro % mesh.size(inner) == 0 and dims[pipeline.loop].size % stages == 0
 
-    def _changed(self, mesh: Mesh, layout: Layout) -> Iterator[tuple[Mesh, Layout]]:
-        """Yield the pipelines that differ in one entry: micro-batches, what is kept, chunks, or storage."""
-        (pipeline,) = layout.pipelines
+    @property
+    def _changes(self) -> Sequence[Callable[[Plan], Iterator[Plan]]]:
+        """The changes of one entry: of the pipeline, of the storage, and of what a stage keeps."""
+        return self._with_entries, self._with_storage, self._with_kept
+
+    def _with_entries(self, plan: Plan) -> Iterator[Plan]:
+        """Yield pipelines with other micro-batches or chunks."""
+        (mesh, layout), (pipeline,) = plan, plan[1].pipelines
         (axis,) = layout.rules.get(pipeline.loop)
-        stages, forms = mesh.sizes[axis], layout.forms
+        stages = mesh.sizes[axis]
         layers = self.finder.program.dims[pipeline.loop].size // stages
         chunks = [number for number in range(1, layers + 1) if layers % number == 0][:CHUNKS]
-        changed: list[dict[str, Any]] = [{"micro_batches": rounds * stages} for rounds in ROUNDS]
-        changed += [{"chunks": number} for number in chunks]
-        is_whole = any(each.checkpoint for each in self.loops if each.loop.name == pipeline.loop)
-        changed += [{"checkpoint": not pipeline.checkpoint}] * (not is_whole)
-        for each in changed:
-            other = attrs.evolve(pipeline, **each)
+        changed = [attrs.evolve(pipeline, micro_batches=rounds * stages) for rounds in ROUNDS]
+        for other in (*changed, *(attrs.evolve(pipeline, chunks=number) for number in chunks)):
             if other != pipeline and self._is_possible(mesh, layout.rules, other, axis):
                 yield mesh, attrs.evolve(layout, pipelines=(other,))
-        for storage in self._storage(layout):
-            yield mesh, attrs.evolve(layout, **storage)
-        for word in KEPT if self.finder.trains and not is_whole and not pipeline.checkpoint else ():
-            yield mesh, attrs.evolve(layout, forms=attrs.evolve(forms, recompute=word))
+
+    def _with_storage(self, plan: Plan) -> Iterator[Plan]:
+        mesh, layout = plan
+        return ((mesh, attrs.evolve(layout, **each)) for each in self._storage(layout))
+
+    def _with_kept(self, plan: Plan) -> Iterator[Plan]:
+        """Yield pipelines whose stages keep other values, unless the loop itself computes all of them again."""
+        (mesh, layout), (pipeline,) = plan, plan[1].pipelines
+        if not self.finder.trains or any(
+            each.checkpoint and each.loop.name == pipeline.loop for each in self.loops
+        ):
+            return
+        for word, checkpoint in (*((word, False) for word in KEPT), ("", True)):
+            forms, other = (
+                attrs.evolve(layout.forms, recompute=word),
+                attrs.evolve(pipeline, checkpoint=checkpoint),
+            )
+            yield mesh, attrs.evolve(layout, pipelines=(other,), forms=forms)
+
+    def _first_storage(self, layout: Layout) -> list[dict[str, Any]]:
+        """Return the storage to begin with: parts of parameters where the best layout stores parts."""
+        is_split = self.best_layout is not None and bool(self.best_layout[1].params.axes)
+        return self._storage(layout)[2 * is_split :] or self._storage(layout)
 
     def _storage(self, layout: Layout) -> list[dict[str, Any]]:
         """Return ways to store parameters and the optimizer's state: whole, as ZeRO-1, as FSDP, and also over the stages."""
