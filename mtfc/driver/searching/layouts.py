@@ -278,6 +278,8 @@ class LayoutSearch:
         others = _compared(task, finder)
         given = [*others.values(), *([] if task.start is None else [task.start])]
         known = [each for each in given if not each[1].pipelines]
+        if not task.space.freedom.unstaged:
+            return cls(task, finder, others, known, asked)
         usual: Iterable[tuple[Mesh, Layout]] = products(
             finder.program.function("forward"), task.meshes, finder.trains
         )

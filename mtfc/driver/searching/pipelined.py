@@ -51,21 +51,25 @@ KEPT = ("", "selective", "minimal")
 class StagedLoop:
     """A loop that can run as a pipeline, and the dimension that is cut into micro-batches.
 
-    checkpoint: True if the loop computes all values of its layers again, whatever a stage keeps.
+    carried: the other dimensions of what layers hand on. checkpoint: True if the loop computes all values of its layers again,
+    whatever a stage keeps.
     """
 
     loop: Dim
     batch: Dim
-    checkpoint: bool = False
+    carried: frozenset[str]
+    checkpoint: bool
 
 
 def pipelined_loops(forward: Function) -> Iterator[StagedLoop]:
     """Yield each loop of a model that can run as a pipeline, with the first dimension that can be cut."""
     for eqn in forward.body:
         if eqn.regions and carried(region_of(eqn)):
-            batch = next((dim for dim in _carried_dims(eqn) if _can_be_cut(eqn, dim)), None)
+            dims = _carried_dims(eqn)
+            batch = next((dim for dim in dims if _can_be_cut(eqn, dim)), None)
             if batch is not None:
-                yield StagedLoop(dim_of(eqn), batch, bool(eqn.attrs["checkpoint"]))
+                others = frozenset(dim.name for dim in dims if dim != batch)
+                yield StagedLoop(dim_of(eqn), batch, others, bool(eqn.attrs["checkpoint"]))
 
 
 def _carried_dims(eqn: Equation) -> dict[Dim, None]:
@@ -154,14 +158,20 @@ class PipelineSearch:
         given = self.task.options.choice.mesh is not None
         for axis, size in mesh.axes if given else mesh.axes[:1]:
             if size > 1 and found.loop.size % size == 0:
-                for rules in self._rules(_without(mesh, axis)):
-                    yield from self._first(found, mesh, axis, rules)
+                every = [*self._rules(_without(mesh, axis))]
                 if self.best_layout is not None and self.best_layout[0] == mesh:
                     own = (
                         (dim, tuple(x for x in axes if x != axis))
                         for dim, axes in self.best_layout[1].rules.axes
                     )
-                    yield from self._first(found, mesh, axis, Rules(tuple(own)))
+                    every.append(Rules(tuple(own)))
+                for rules in sorted(every, key=lambda each: self._unlikeness(found, each)):
+                    yield from self._first(found, mesh, axis, rules)
+
+    def _unlikeness(self, found: StagedLoop, rules: Rules) -> int:
+        """Return how many dimensions rules split that the best layout does not, or that layers hand on, if there is none."""
+        best = None if self.best_layout is None else self.best_layout[1].rules.by_dim.keys()
+        return len(rules.by_dim.keys() & found.carried if best is None else rules.by_dim.keys() - best)
 
     def _rules(self, mesh: Mesh) -> Iterator[Rules]:
         """Yield the usual rules on the mesh of a stage: data and model parallelism, and their product."""
