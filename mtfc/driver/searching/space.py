@@ -146,17 +146,20 @@ class SearchedSpace:
     objectives: the quantities that a search of the space can minimize, the default first. takes: the options that no other space
     takes. has_meshes: False if a result has devices without a mesh. has_cuts: True if the mesh has an axis for each prime factor.
     is_declared: True if the meshes are those of a declared layout. freedom: the parts of a plan that a search chooses.
+    no_function, no_rules: reasons why the space takes no function of JAX, and no `--why-not`.
     """
 
     name: str
     summary: str
-    function: str
-    objectives: tuple[str, ...]
+    function: str = "plan.search_plan"
+    objectives: tuple[str, ...] = ("time", "serial", "memory")
     takes: frozenset[str] = frozenset()
     has_meshes: bool = True
     has_cuts: bool = False
     is_declared: bool = False
     freedom: Freedom = RULES
+    no_function: str = ""
+    no_rules: str = ""
 
     def search(self, task: SearchTask) -> SearchAnswer:
         """Search the space, whose module is imported now. Raises `NothingFits`, `CompileError` and `UsageError`."""
