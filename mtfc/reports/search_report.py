@@ -340,7 +340,7 @@ def _without_forms(result: LayoutSearchResult) -> str:
     """Return what is proven about layouts without forms, and what forms save."""
     plain, unit = result.found.without_forms, _unit(result)
     if plain is None:
-        return "No layout without `forms` was found that fits into the memory."
+        return "This layout fits into the memory with these `forms`, and not without."
     known = "is the best that was found"
     if plain.lower_bound and plain.refuted is None:
         known = f"{known}, and no layout in the space `{result.space}` is below {unit(plain.lower_bound)}"

@@ -381,7 +381,7 @@ def test_k_cuts_beside_the_fewest_bytes(mtfc: Mtfc) -> None:
     assert 0 < found["bytes_sent"] <= found["objective_bytes"]
     assert mtfc("verify", "cut.mtf", "--layout", "found", "--backend", "numpy").status == 0
     out = mtfc(*CUTS, "--devices", "4", "--axes-names", "a,b").out
-    assert "after the 2 cuts" in out and "mesh found_mesh = [a: 2, b: 2]" in out and "sends" in out
+    assert "After each cut, all devices together send" in out and "mesh found_mesh = [a: 2, b: 2]" in out and "sends" in out
     asked = ("search", "model.mtf", "--target", "p100_cluster", "--devices", "4", "--space", "tiling")
     best = mtfc(*asked, "--objective", "bytes", "--format", "json").json
     assert best["optimal"] and best["objective_bytes"] <= found["objective_bytes"]
@@ -389,7 +389,7 @@ def test_k_cuts_beside_the_fewest_bytes(mtfc: Mtfc) -> None:
 
 
 def test_one_cut_and_cuts_of_a_given_mesh(mtfc: Mtfc) -> None:
-    assert "after the cut." in mtfc(*CUTS, "--devices", "1").out
+    assert "After each cut" in mtfc(*CUTS, "--devices", "1").out
     given = mtfc(*CUTS, "--mesh", "up:1;down:2", "--format", "json").json
     assert given["mesh"] == {"up": 1, "down": 2} and given["bytes_after_cuts"][0] == 0
 

@@ -103,7 +103,7 @@ class LayoutFinder:
         find: Callable[[Pricing, float], Found] = partial(space.best, known=plain)
         if with_forms:
             given = [each for each in known if each[1].forms.entries]
-            find = partial(self._with_forms, find, given, space.bound_with_regions)
+            find = partial(self._with_forms, find, given)
         with few_collections():
             if layers is None:
                 found = find(self.pricer, until)
@@ -111,6 +111,8 @@ class LayoutFinder:
                 unsplit = rules or Layout("")
                 some = [*plain, *((mesh, unsplit) for mesh in meshes)][:2]
                 found = self._by_layers(find, layers, until, some)
+            if with_forms:
+                found = _bounded_with_regions(space, found, until)
         return self.with_loop_forms(found, until) if with_forms else found
 
     def _by_layers(
@@ -143,22 +145,20 @@ class LayoutFinder:
 
         given: layouts with forms that are tried, too.
         """
-        return self.with_loop_forms(self._with_forms(find, given, None, self.pricer, until), until)
+        return self.with_loop_forms(self._with_forms(find, given, self.pricer, until), until)
 
     def _with_forms(
         self,
         find: Callable[[Pricing, float], Found],
         given: Sequence[tuple[Mesh, Layout]],
-        bound_with_regions: Callable[[float, float], float] | None,
         pricing: Pricing,
         until: float,
     ) -> Found:
-        """Find the best layout, whose forms are priced in a part of the time. Raises `NothingFits`.
-
-        bound_with_regions: bounds the layouts with regions on parts, for a search whose bound is for layouts without forms.
-        """
-        recorded = RecordedPricing(pricing)
-        forms = self._forms_search(recorded, until, given)
+        """Find the best layout, whose forms are priced in a part of the time. Raises `NothingFits`."""
+        (function,) = self.pricer.program.functions
+        recorded, hardware = RecordedPricing(pricing), self.pricer.hardware
+        tried = forms_of(hardware.device, function)
+        forms = FormsSearch(pricing, self.objective, hardware, tried, recorded.prices, until, given)
         try:
             found = find(recorded, until - FORMS_SHARE * (until - process_time()))
         except NothingFits:
@@ -167,14 +167,6 @@ class LayoutFinder:
             raise
         best = forms.improved(found)
         self.seen.update(recorded.prices)
-        own = best.layout.forms
-        has_regions = own.entries and own == Forms(own.regions)
-        if bound_with_regions is not None and has_regions and not best.is_interrupted:
-            try:
-                bound = bound_with_regions(until, best.objective)
-                best = attrs.evolve(best, lower_bound=bound)
-            except KeyboardInterrupt:
-                best = attrs.evolve(best, is_interrupted=True)
         return best
 
     def without_faults(
@@ -218,15 +210,6 @@ class LayoutFinder:
         memory = self.pricer.hardware.device.memory
         return with_loop_forms(found, self.pricer, self.objective, memory)
 
-    def _forms_search(
-        self, recorded: RecordedPricing, until: float, given: Sequence[tuple[Mesh, Layout]]
-    ) -> FormsSearch:
-        """Return a search for the forms of priced layouts. given: layouts with forms that are tried, too."""
-        (function,) = self.pricer.program.functions
-        hardware, prices = self.pricer.hardware, recorded.prices
-        forms = forms_of(hardware.device, function)
-        return FormsSearch(recorded.pricing, self.objective, hardware, forms, prices, until, given)
-
     def best_per_equation(
         self,
         meshes: Sequence[Mesh],
@@ -241,6 +224,17 @@ class LayoutFinder:
         step, dims, fixed = prepared(self.program), set(self.program.dims), (rules or Layout("")).value_rules
         space = EquationSpace(step, dims, meshes, self.pricer.hardware, self.objective, fixed)
         return space.best(self.pricer, on_clock(until), known, best_global)
+
+
+def _bounded_with_regions(space: GlobalSpace, best: Found, until: float) -> Found:
+    """Return a result with its bound: where its only form is regions on parts, that of all layouts with such regions."""
+    own = best.layout.forms
+    if not own.entries or own != Forms(own.regions) or best.is_interrupted:
+        return best
+    try:
+        return attrs.evolve(best, lower_bound=space.bound_with_regions(until, best.objective))
+    except KeyboardInterrupt:
+        return attrs.evolve(best, is_interrupted=True)
 
 
 def _seconds(pricing: Pricing, mesh: Mesh, layout: Layout) -> float:

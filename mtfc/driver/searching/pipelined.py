@@ -92,15 +92,15 @@ Fits = tuple[float, float]
 
 @attrs.frozen
 class PipelineSearch:
-    """A search for pipelines. loops: those that can run as a pipeline. has_others: True if plans without a pipeline fit.
+    """A search for pipelines. loops: those that can run as a pipeline. given: pipelines that are priced in any case.
 
-    best_layout: the best layout without a pipeline.
+    best_layout: the best layout without a pipeline; None if there is none that fits.
     """
 
     task: SearchTask
     finder: LayoutFinder
     loops: Sequence[StagedLoop]
-    has_others: bool = False
+    given: Sequence[Plan] = ()
     best_layout: Plan | None = None
 
     def best(self, pricing: Pricing, until: float) -> Found:
@@ -135,16 +135,18 @@ class PipelineSearch:
                 )
             return known[plan]
 
+        for plan in self.given:
+            fits(plan)
         starting = until - DESCENDING * (until - process_time())
         for mesh, layout in self._starts():
             for storage in self._first_storage(layout):
-                is_needed = tried.best is None and not self.has_others
+                is_needed = tried.best is None and self.best_layout is None
                 if process_time() > (self.task.late if is_needed else starting):
                     break
                 if not fits((mesh, attrs.evolve(layout, **storage)))[0]:
                     break
         if known:
-            descend(min(known, key=known.__getitem__), fits, lambda _: self._changes, until)
+            descend(min(known, key=known.__getitem__), fits, self._changes, until)
 
     def _starts(self) -> list[Plan]:
         """Return pipelines with usual rules on the axes beside that of the stages, and with those of the best layout.
@@ -207,10 +209,14 @@ class PipelineSearch:
         stages = mesh.sizes[axis] * pipeline.chunks
         return not rest and micro % mesh.size(inner) == 0 and dims[pipeline.loop].size % stages == 0
 
-    @property
-    def _changes(self) -> Sequence[Callable[[Plan], Iterator[Plan]]]:
-        """The changes of one entry: of the pipeline, of the storage, and of what a stage keeps."""
-        return self._with_entries, self._with_storage, self._with_kept
+    def _changes(self, plan: Plan) -> Sequence[Callable[[Plan], Iterator[Plan]]]:
+        """Return the changes of one entry: of the pipeline, of the storage, and of what a stage keeps.
+
+        Pipelines of a file with stages on several axes stay as they are.
+        """
+        axes = [plan[1].rules.get(each.loop) for each in plan[1].pipelines]
+        is_simple = len(axes) == 1 and len(axes[0]) == 1
+        return (self._with_entries, self._with_storage, self._with_kept) if is_simple else ()
 
     def _with_entries(self, plan: Plan) -> Iterator[Plan]:
         """Yield pipelines with other micro-batches or chunks."""

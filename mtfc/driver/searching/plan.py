@@ -130,26 +130,28 @@ def _searched(search: LayoutSearch) -> Found:
         return search.best_in_form(task.until)
     if not loops:
         raise NothingFits("no `repeat` of the model can run as a pipeline")
-    found, layouts = [*_given(search)], None
-    reason = NothingFits("no pipeline was priced")
+    layouts, reason = None, None
     if has_others:
         try:
             layouts = search.best_in_form(task.until - PIPELINES * (task.until - process_time()))
-            found.append(layouts)
         except NothingFits as error:
             reason = error
-    if layouts is None or not layouts.is_interrupted:
-        best = None if layouts is None else (layouts.mesh, layouts.layout)
-        pipelines = PipelineSearch(task, search.finder, loops, bool(found), best)
-        try:
-            found.append(search.finder.best_in_form(pipelines.best, task.until))
-        except NothingFits as error:
-            if not found:
-                raise (reason if has_others else error) from None
-        except KeyboardInterrupt:
-            if not found:
-                raise
-            found = [attrs.evolve(each, is_interrupted=True) for each in found]
+    found = [] if layouts is None else [layouts]
+    best = None if layouts is None else (layouts.mesh, layouts.layout)
+    given = [*search.others.values(), *([] if task.start is None else [task.start])]
+    pipelines = PipelineSearch(
+        task, search.finder, loops, [each for each in given if each[1].pipelines], best
+    )
+    until = 0.0 if layouts is not None and layouts.is_interrupted else task.until
+    try:
+        found.append(search.finder.best_in_form(pipelines.best, until))
+    except NothingFits as error:
+        if not found:
+            raise (reason or error) from None
+    except KeyboardInterrupt:
+        if not found:
+            raise
+        found = [attrs.evolve(each, is_interrupted=True) for each in found]
     return _best(search, found, layouts)
 
 
@@ -163,15 +165,6 @@ def _loops(search: LayoutSearch) -> list[StagedLoop]:
     return [*pipelined_loops(search.finder.program.function("forward"))]
 
 
-def _given(search: LayoutSearch) -> Iterator[Found]:
-    """Yield the pipelines of the file that fit."""
-    finder = search.finder
-    for mesh, layout in (*search.others.values(), *([search.task.start] if search.task.start else [])):
-        price = finder.pricer(mesh, layout) if layout.pipelines else None
-        if price is not None and price.tiled <= room_on(finder.pricer.hardware, finder.objective):
-            yield Found(mesh, attrs.evolve(layout, name="found"), value_of(price, finder.objective), 0.0, 0)
-
-
 def _best(search: LayoutSearch, found: list[Found], layouts: Found | None) -> Found:
     """Return the best plan. No plan takes less time than its dots, divided among all devices."""
     best = min(found, key=lambda each: each.objective)
@@ -183,4 +176,5 @@ def _best(search: LayoutSearch, found: list[Found], layouts: Found | None) -> Fo
         lower_bound=min(dots, without or dots, best.objective),
         without_pipelines=without,
         evaluated=sum(each.evaluated for each in found),
+        is_interrupted=any(each.is_interrupted for each in found),
     )
