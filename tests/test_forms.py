@@ -312,7 +312,5 @@ def test_a_search_that_unrolls_loops_says_so(tmp_path: Path) -> None:
     found = search(options, Sources())
     assert isinstance(found.result, LayoutSearchResult)
     assert found.result.found.layout.forms.unroll > 1 and found.result.found.without_forms is None
-    assert "iterations of a loop in one, the step with overlap takes" in " ".join(
-        found.result.report().split()
-    )
+    assert "unroll: " in found.result.report()
     assert load(found.written()).layouts[0].layout.forms == found.result.found.layout.forms

@@ -112,7 +112,9 @@ class LayoutSearchResult:
             used, there = self.fewer
             fewer = {"fewer_devices": {"devices": used, "step_seconds": there.seconds}}
         plain = (
-            {"without_forms": _without_forms(found.without_forms, in_seconds)} if found.without_forms else {}
+            {"without_forms": _without_forms_record(found.without_forms, in_seconds)}
+            if found.without_forms
+            else {}
         )
         return {
             "space": self.space,
@@ -192,7 +194,7 @@ class LayoutSearchResult:
             axes, idle = ", ".join(idle_axes(found.mesh, found.layout)), found.mesh.devices - used
             text = f"{idle} of {found.mesh.devices} devices are idle, and on {used} the plan takes"
             notes.append(f"note: no rule uses {axes}: {text} {seconds_text(price.seconds)}")
-        proof = f"{_proven(self)}{_loop_forms(self)}"
+        proof = _proven(self)
         kinds = self.kinds
         notes = [self.figures.text(), *["The best plans of other kinds:"] * bool(kinds), *kinds, *notes]
         wrapped_notes = [line for note in notes for line in wrapped(note.split(), 2)]
@@ -201,7 +203,7 @@ class LayoutSearchResult:
         )
 
 
-def _without_forms(plain: Found, in_seconds: bool) -> dict[str, Any]:
+def _without_forms_record(plain: Found, in_seconds: bool) -> dict[str, Any]:
     """Return the best layout without forms, and its bound."""
     return {
         "layout": rules_text(plain.layout),
@@ -283,122 +285,79 @@ def _shown(layout: Layout) -> tuple[Layout, list[str]]:
     return attrs.evolve(layout, values=tuple(kept)), ["", f"  {rest if split else 'No equation is split.'}"]
 
 
-def _loop_forms(result: LayoutSearchResult) -> str:
-    """Return what sums after loops and unrolled loops save, or an empty text where the layout has neither."""
-    found = result.found
-    forms = found.layout.forms
-    parts = ["sums after loops"] if forms.sums == "after" else []
-    parts += [f"{forms.unroll} iterations of a loop in one"] if forms.unroll > 1 else []
-    if not parts or result.objective != "serial":
-        return ""
-    plain = attrs.evolve(found.layout, forms=attrs.evolve(forms, sums="inside", unroll=1))
-    before = result.pricer(found.mesh, plain).seconds
-    less = 100 * (1 - over(result.price.seconds, before))
-    return f" With {' and '.join(parts)}, the step with overlap takes {less:.2g}% less."
+def bounded(kind: str, value: float, bound: float, unit: Callable[[float], str]) -> str:
+    """Return what a lower bound of everything of a kind says about a value; the bound is 0 if nothing is known."""
+    if not bound:
+        return f"Nothing is proven about any {kind}; a larger --budget proves more."
+    if value <= bound:
+        return f"Proven: no {kind} is better."
+    return f"No {kind} is below {unit(bound)}, so this is at most {at_most(over(value, bound))}."
 
 
 def _proven(result: LayoutSearchResult) -> str:
-    found, unit = result.found, _bytes if result.objective in IN_BYTES else seconds_text
-    tried = f"{found.evaluated} layouts were compiled." if found.evaluated != 1 else "1 layout was compiled."
-    if found.without_pipelines is not None and not found.refuted:
-        return f"{_with_pipelines(found, unit)} {tried}"
-    if result.space == "pipelines":
-        return f"The best of the pipelines that were compiled; nothing is proven about others. {tried}"
-    if result.space == "forms":
-        return f"{_of_forms(result, unit)} {tried}"
-    if found.cuts:
-        return _cuts_text(result)
-    if found.without_forms is not None or found.layout.forms.without_loop_forms.entries:
-        ended = "Interrupted. " if found.is_interrupted else ""
-        return f"{ended}{_proof_without_forms(result)} {_proof_with_forms(found, unit)} {tried}"
-    if found.is_optimal:
-        return f"Proven to be the best of all in the space `{result.space}`: {tried}"
-    if found.refuted:
+    """Return what is proven about the result, and how many layouts were tried."""
+    number = result.found.evaluated
+    tried = "1 layout was compiled." if number == 1 else f"{number} layouts were compiled."
+    ended = "Interrupted. " if result.found.is_interrupted else ""
+    return f"{ended}{_claim(result)} {tried}"
+
+
+def _claim(result: LayoutSearchResult) -> str:
+    found, space = result.found, f"layout in the space `{result.space}`"
+    forms, unit = found.layout.forms.without_loop_forms.entries, _unit(result)
+    if found.refuted is not None:
         layout = "a tiling" if found.refuted.values else f"the layout {{ {rules_text(found.refuted)} }}"
-        wrong = f"{layout} is below its bound"
-        return f"Nothing is proven: {wrong}, which is a bug in mtfc; please report it. {tried}"
-    if not found.lower_bound:
-        if found.is_interrupted:
-            return f"Interrupted before anything was proven. {tried}"
-        return f"The time ended before anything was proven; a larger --budget proves more. {tried}"
-    ended = "Interrupted. " if found.is_interrupted else ""
-    bound = f"{ended}No layout in the space `{result.space}` is below {unit(found.lower_bound)}"
-    return f"{bound}, so this is at most {at_most(over(found.objective, found.lower_bound))}. {tried}"
+        return f"Nothing is proven: {layout} is below its bound, which is a bug in mtfc; please report it."
+    if found.cuts:
+        return _of_cuts(result)
+    if found.without_pipelines is not None:
+        return _with_pipelines(found, unit)
+    if found.without_forms is not None or forms:
+        known = "Nothing is proven about layouts with forms."
+        if found.lower_bound:
+            known = bounded("layout with forms", found.objective, found.lower_bound, unit)
+        return f"{_without_forms(result)} {known}"
+    if result.space == "forms":
+        return "No `forms` of this layout save a thousandth."
+    return bounded(space, found.objective, found.lower_bound, unit)
 
 
 def _with_pipelines(found: Found, unit: Callable[[float], str]) -> str:
     """Return what is proven about all plans, and about those without a pipeline."""
-    ended, bound = "Interrupted. " if found.is_interrupted else "", found.without_pipelines
-    if not found.lower_bound:
-        return f"{ended}Nothing is proven about plans; a larger --budget proves more."
-    if found.is_optimal:
-        return f"{ended}Proven to be the best of all plans."
-    most = at_most(over(found.objective, found.lower_bound))
-    every = f"{ended}No plan is below {unit(found.lower_bound)}, so this is at most {most}"
-    if not bound or bound <= found.lower_bound:
-        return f"{every}."
+    known, without = bounded("plan", found.objective, found.lower_bound, unit), found.without_pipelines or 0.0
+    if without <= found.lower_bound:
+        return known
     if found.layout.pipelines:
-        return f"{every}; none without a pipeline is below {unit(bound)}."
-    most = "the best" if found.objective <= bound else f"at most {at_most(over(found.objective, bound))}"
-    return f"{every}, and {most} of those without a pipeline."
+        return f"{known} None without a pipeline is below {unit(without)}."
+    return f"{known} {bounded('plan without a pipeline', found.objective, without, unit)}"
 
 
-def _of_forms(result: LayoutSearchResult, unit: Callable[[float], str]) -> str:
-    """Return what the forms of one layout save."""
-    plain, ended = result.found.without_forms, "Interrupted. " if result.found.is_interrupted else ""
-    if plain is not None:
-        needs = "needs" if result.objective in IN_BYTES else "takes"
-        less = 100 * (1 - over(result.found.objective, plain.objective))
-        return (
-            f"{ended}Without `forms` this layout {needs} {unit(plain.objective)}, with them {less:.2g}% less."
-        )
-    if result.found.layout.forms.without_loop_forms.entries:
-        return f"{ended}This layout fits into the memory with these `forms`, and not without."
-    return f"{ended}No `forms` of this layout save a thousandth."
-
-
-def _proof_with_forms(found: Found, unit: Callable[[float], str]) -> str:
-    if not found.lower_bound:
-        return "Nothing is proven about layouts with forms."
-    if found.is_optimal:
-        return "It is proven to be the best with forms, too."
-    ratio = at_most(over(found.objective, found.lower_bound))
-    return f"No layout with forms is below {unit(found.lower_bound)}, so this is at most {ratio}."
-
-
-def _proof_without_forms(result: LayoutSearchResult) -> str:
+def _without_forms(result: LayoutSearchResult) -> str:
     """Return what is proven about layouts without forms, and what forms save."""
-    plain, unit = result.found.without_forms, _bytes if result.objective in IN_BYTES else seconds_text
+    plain, unit = result.found.without_forms, _unit(result)
     if plain is None:
-        return "No layout without `forms` was found that fits into the memory."
-    less = over(result.found.objective, plain.objective)
-    saves = "needs" if result.objective == "memory" else "takes"
-    this = f"With forms this {saves} {100 * (1 - less):.2g}% less."
+        return "This layout fits into the memory with these `forms`, and not without."
+    known = "is the best that was found"
+    if plain.lower_bound and plain.refuted is None:
+        known = f"{known}, and no layout in the space `{result.space}` is below {unit(plain.lower_bound)}"
     if plain.is_optimal:
-        return f"Without `forms`, {unit(plain.objective)} is proven to be the best of all in the space `{result.space}`. {this}"
-    bound = f", and none in the space `{result.space}` is below {unit(plain.lower_bound)}"
-    known = bound if plain.lower_bound and plain.refuted is None else ""
-    return f"The best layout without `forms` that was found takes {unit(plain.objective)}{known}. {this}"
+        known = f"is proven to be the best of all in the space `{result.space}`"
+    saved = 100 * (1 - over(result.found.objective, plain.objective))
+    verb = "needs" if result.objective in IN_BYTES else "takes"
+    return f"Without `forms`, {unit(plain.objective)} {known}. With forms this {verb} {saved:.2g}% less."
 
 
-def _cuts_text(result: LayoutSearchResult) -> str:
+def _of_cuts(result: LayoutSearchResult) -> str:
     """Return the bytes after each cut, and the distance to the fewest bytes of all tilings."""
     found = result.found
-    *most, last = map(_bytes, found.cuts)
-    after = (
-        f"{', '.join(most)} and {last} after the {len(found.cuts)} cuts" if most else f"{last} after the cut"
-    )
-    all_send = f"All devices together send {after}."
-    ended = "Interrupted. " if found.is_interrupted else ""
-    if found.is_optimal:
-        return f"{all_send} Proven: no tiling sends fewer bytes."
-    if not found.lower_bound:
-        return f"{ended}{all_send} The time ended before the fewest bytes of a tiling were known."
-    least = _bytes(found.lower_bound * found.mesh.devices)
-    bound = f"No tiling sends fewer than {least}"
-    return (
-        f"{ended}{all_send} {bound}, so this is at most {at_most(over(found.objective, found.lower_bound))}."
-    )
+    sizes = ", ".join(map(_bytes, found.cuts))
+    value, bound = (found.mesh.devices * each for each in (found.objective, found.lower_bound))
+    known = bounded("tiling", value, bound, _bytes)
+    return f"After each cut, all devices together send {sizes}. {known}"
+
+
+def _unit(result: LayoutSearchResult) -> Callable[[float], str]:
+    return _bytes if result.objective in IN_BYTES else seconds_text
 
 
 def at_most(ratio: float) -> str:
@@ -554,15 +513,15 @@ def _placement_proof(placed: PlacementSearchResult) -> str:
     """Return the proof of the result: optimal, locally optimal, or bounded."""
     result, operators = placed.found, len(placed.space.graph.operators)
     tried = f"{result.evaluated} {'was' if result.evaluated == 1 else 'were'} simulated."
+    every = f"{about(placed.space.strategies)} strategies of {operators} operators"
     if result.is_optimal:
-        return f"Proven the best of {about(placed.space.strategies)} strategies of {operators} operators: {tried}"
+        return f"Proven the best of {every}: {tried}"
     ended = "No other configuration of a single operator is better."
-    at_most = f"{over(result.best.seconds, result.lower_bound):.2f} times the best of all"
-    bound = f"No strategy takes less than {seconds_text(result.lower_bound)}, so this is at most {at_most}"
     if not result.locally_optimal:
         why = "Interrupted" if result.is_interrupted else "The time was up"
         ended = f"{why} before that was a local optimum."
-    return f"{ended} {bound}. Of {about(placed.space.strategies)} strategies of {operators} operators {tried}"
+    known = bounded("strategy", result.best.seconds, result.lower_bound, seconds_text)
+    return f"{ended} {known} Of {every} {tried}"
 
 
 def about(number: int) -> str:

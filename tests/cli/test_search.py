@@ -167,6 +167,47 @@ def test_pipelines_are_found_written_and_priced_as_they_run(mtfc: Mtfc) -> None:
     assert again["objective_seconds"] <= found["objective_seconds"]
 
 
+ROOMY = """
+hardware tight = {
+  device: { flops: { f32: 1e13 }, memory: MEMORY, bandwidth: 1e12 }
+  link wire: { kind: switch, size: 8, bandwidth: 1e11, latency: 1e-6 }
+}
+"""
+
+
+def test_pipelines_store_parameters_in_parts_where_memory_is_short(mtfc: Mtfc) -> None:
+    """Only the batch can be split beside the layers, and a stage's parameters and state do not fit whole."""
+    wide = LAYERS.replace("dim d = 32", "dim d = 256").replace("dim h = 64", "dim h = 1023")
+    text = ROOMY.replace("MEMORY", "20e6") + wide.replace("sgd", "adam")
+    Path("own.mtf").write_text(text)
+    asked = ("--space", "pipelines", "--devices", "8", "--axes", "2", "--budget", "3")
+    found = mtfc("search", "own.mtf", *asked, "-o", "found.mtf", "--format", "json").json
+    assert "pipeline layers" in found["layout"] and "params: { *: " in found["layout"]
+    (cost,) = mtfc("cost", "found.mtf", "--format", "json").json["layouts"]
+    assert cost["memory_per_device"]["total"] == found["memory_per_device"] <= 20e6
+
+
+@pytest.mark.parametrize("layers", ["layers: (a, b)", "layers: a"])
+def test_pipelines_begin_with_those_of_the_file(mtfc: Mtfc, layers: str) -> None:
+    """The result is at most as slow, also if stages lie on two axes, which the search itself does not try."""
+    own = f"mesh grid = [a: 2, b: 2]\nlayout own on grid = {{ {layers}, pipeline layers: {{ batch: 8 }} }}\n"
+    Path("own.mtf").write_text(own + LAYERS)
+    for space in ("plan", "pipelines"):
+        asked = ("--target", "p100_cluster", "--devices", "4", "--space", space, "--budget", "0.01")
+        found = mtfc("search", "own.mtf", *asked, "--format", "json").json
+        assert found["objective_seconds"] <= found["baselines"]["own"]
+
+
+def test_spaces_are_parts_of_the_plan(mtfc: Mtfc) -> None:
+    """A search with less to choose is never better than the plan, and each has the price of the plan's own pricer."""
+    Path("own.mtf").write_text("mesh line = [all: 4]\nlayout own on line = { batch: all }\n" + LAYERS)
+    asked = ("search", "own.mtf", "--target", "p100_cluster", "--format", "json", "--budget", "2")
+    plan = mtfc(*asked, "--devices", "4").json["objective_seconds"]
+    for space in ("rules", "pipelines", "forms"):
+        devices = () if space == "forms" else ("--devices", "4")
+        assert mtfc(*asked, *devices, "--space", space).json["objective_seconds"] >= plan * (1 - 1e-12)
+
+
 def test_an_interrupt_among_pipelines_leaves_the_layout(mtfc: Mtfc, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*asked: object) -> None:
         raise KeyboardInterrupt
@@ -381,7 +422,11 @@ def test_k_cuts_beside_the_fewest_bytes(mtfc: Mtfc) -> None:
     assert 0 < found["bytes_sent"] <= found["objective_bytes"]
     assert mtfc("verify", "cut.mtf", "--layout", "found", "--backend", "numpy").status == 0
     out = mtfc(*CUTS, "--devices", "4", "--axes-names", "a,b").out
-    assert "after the 2 cuts" in out and "mesh found_mesh = [a: 2, b: 2]" in out and "sends" in out
+    assert (
+        "After each cut, all devices together send" in out
+        and "mesh found_mesh = [a: 2, b: 2]" in out
+        and "sends" in out
+    )
     asked = ("search", "model.mtf", "--target", "p100_cluster", "--devices", "4", "--space", "tiling")
     best = mtfc(*asked, "--objective", "bytes", "--format", "json").json
     assert best["optimal"] and best["objective_bytes"] <= found["objective_bytes"]
@@ -389,7 +434,7 @@ def test_k_cuts_beside_the_fewest_bytes(mtfc: Mtfc) -> None:
 
 
 def test_one_cut_and_cuts_of_a_given_mesh(mtfc: Mtfc) -> None:
-    assert "after the cut." in mtfc(*CUTS, "--devices", "1").out
+    assert "After each cut" in mtfc(*CUTS, "--devices", "1").out
     given = mtfc(*CUTS, "--mesh", "up:1;down:2", "--format", "json").json
     assert given["mesh"] == {"up": 1, "down": 2} and given["bytes_after_cuts"][0] == 0
 

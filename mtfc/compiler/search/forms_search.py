@@ -149,7 +149,7 @@ class FormsSearch:
             for forms in self.forms:
                 if process_time() > self.until and (i or not is_needed):
                     return
-                yield mesh, attrs.evolve(layout, forms=forms)
+                yield mesh, attrs.evolve(layout, forms=attrs.evolve(forms, recompute=layout.forms.recompute))
 
     @property
     def _room(self) -> float:

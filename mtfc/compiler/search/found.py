@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from math import inf
-from typing import TYPE_CHECKING, Any, Literal
+from time import process_time
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import attrs
 
@@ -13,6 +14,9 @@ from mtfc.compiler.ir.types import Layout, Mesh
 
 if TYPE_CHECKING:
     from mtfc.compiler.cost.hardware import Hardware
+
+
+T = TypeVar("T")
 
 
 @attrs.frozen
@@ -129,6 +133,28 @@ class PricedLayouts:
         mesh, layout = self.best
         layout = attrs.evolve(layout, name="found")
         return Found(mesh, layout, self.limit, lower_bound, self.evaluated, self.is_interrupted, **others)
+
+
+def descend(
+    start: T,
+    value: Callable[[T], tuple[float, float]],
+    changes: Callable[[T], Iterable[Callable[[T], Iterable[T]]]],
+    until: float,
+) -> T:
+    """Return what no single change makes better, or the best that is found until a time of `process_time`.
+
+    value: a number that grows with what does not fit, and the value to minimize. changes: those of the best at the beginning of a
+    round; each yields what may take the place of the best so far.
+    """
+    best, before = start, None
+    while best != before:
+        before = best
+        for change in changes(best):
+            for each in change(best):
+                if process_time() > until:
+                    return best
+                best = min(best, each, key=value)
+    return best
 
 
 def room_on(hardware: Hardware, objective: Objective) -> float:

@@ -13,7 +13,6 @@ import attrs
 
 from mtfc.compiler.garbage import few_collections
 from mtfc.compiler.ir.core import Program
-from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Forms, Layout, Mesh, Rules
 from mtfc.compiler.search.forms_search import FormsSearch, RecordedPricing, forms_of, with_loop_forms
 from mtfc.compiler.search.found import (
@@ -22,7 +21,9 @@ from mtfc.compiler.search.found import (
     NothingFits,
     Objective,
     Price,
+    PricedLayouts,
     Pricing,
+    memory_text,
     room_on,
     value_of,
 )
@@ -99,8 +100,10 @@ class LayoutFinder:
             short,
         )
         plain = [*dict.fromkeys((mesh, attrs.evolve(layout, forms=Forms())) for mesh, layout in known)]
-        own = partial(space.best, known=plain)
-        find = partial(self._with_forms, space, known, plain) if with_forms else own
+        find: Callable[[Pricing, float], Found] = partial(space.best, known=plain)
+        if with_forms:
+            given = [each for each in known if each[1].forms.entries]
+            find = partial(self._with_forms, find, given)
         with few_collections():
             if layers is None:
                 found = find(self.pricer, until)
@@ -131,22 +134,32 @@ class LayoutFinder:
         value = value_of(price, self.objective)
         return attrs.evolve(best, objective=value, lower_bound=min(best.lower_bound, value), refuted=None)
 
+    def best_in_form(
+        self,
+        find: Callable[[Pricing, float], Found],
+        until: float,
+        given: Sequence[tuple[Mesh, Layout]] = (),
+    ) -> Found:
+        """Return what a search finds until a time of `process_time`, in its best forms. Raises `NothingFits`.
+
+        given: layouts with forms that are tried, too.
+        """
+        return self.with_loop_forms(self._with_forms(find, given, self.pricer, until), until)
+
     def _with_forms(
         self,
-        space: GlobalSpace,
-        known: Sequence[tuple[Mesh, Layout]],
-        plain: Sequence[tuple[Mesh, Layout]],
+        find: Callable[[Pricing, float], Found],
+        given: Sequence[tuple[Mesh, Layout]],
         pricing: Pricing,
         until: float,
     ) -> Found:
-        """Find the best layout, whose forms are priced in a part of the time. Raises `NothingFits`.
-
-        plain: the known layouts without their forms.
-        """
-        recorded = RecordedPricing(pricing)
-        forms = self.forms_search(recorded, until, [each for each in known if each[1].forms.entries])
+        """Find the best layout, whose forms are priced in a part of the time. Raises `NothingFits`."""
+        (function,) = self.pricer.program.functions
+        recorded, hardware = RecordedPricing(pricing), self.pricer.hardware
+        tried = forms_of(hardware.device, function)
+        forms = FormsSearch(pricing, self.objective, hardware, tried, recorded.prices, until, given)
         try:
-            found = space.best(recorded, until - FORMS_SHARE * (until - process_time()), plain)
+            found = find(recorded, until - FORMS_SHARE * (until - process_time()))
         except NothingFits:
             if (fitting := forms.fitting()) is not None:
                 return fitting
@@ -207,15 +220,6 @@ class LayoutFinder:
         memory = self.pricer.hardware.device.memory
         return with_loop_forms(found, self.pricer, self.objective, memory)
 
-    def forms_search(
-        self, recorded: RecordedPricing, until: float, given: Sequence[tuple[Mesh, Layout]] = ()
-    ) -> FormsSearch:
-        """Return a search for the forms of priced layouts. given: layouts with forms that are tried, too."""
-        (function,) = self.pricer.program.functions
-        hardware, prices = self.pricer.hardware, recorded.prices
-        forms = forms_of(hardware.device, function)
-        return FormsSearch(recorded.pricing, self.objective, hardware, forms, prices, until, given)
-
     def best_per_equation(
         self,
         meshes: Sequence[Mesh],
@@ -243,20 +247,23 @@ def _seconds(pricing: Pricing, mesh: Mesh, layout: Layout) -> float:
 class LayoutSearch:
     """A search for layouts, ready to begin.
 
-    others: the layouts to compare with. known: layouts to start from. until: the deadline. asked: the rules of `--why-not`.
+    others: the layouts to compare with. known: layouts to start from. asked: the rules of `--why-not`.
     """
 
     task: SearchTask
     finder: LayoutFinder
     others: Mapping[str, tuple[Mesh, Layout]]
     known: Sequence[tuple[Mesh, Layout]] = ()
-    until: float = 0.0
     asked: AskedRules | None = None
 
     @classmethod
-    def of(cls, task: SearchTask, until: float) -> LayoutSearch:
+    def of(cls, task: SearchTask) -> LayoutSearch:
         """Price the layouts to compare with in time. Wrong rules of `--why-not` raise an error before."""
         options, selection = task.options, task.selection
+        if task.space.has_one_layout:
+            own = [(each.mesh, each.layout) for each in selection.cases[:1]]
+            named = {layout.name: (mesh, layout) for mesh, layout in own if layout.forms.entries}
+            return cls(task, finder_of(task), named, own)
         asked = None
         if options.why_not is not None:
             asked = asked_rules(task, options.why_not, possible_meshes(options, selection, task.meshes))
@@ -264,12 +271,32 @@ class LayoutSearch:
         others = _compared(task, finder)
         given = [*others.values(), *([] if task.start is None else [task.start])]
         known = [each for each in given if not each[1].pipelines]
+        if not task.space.freedom.unstaged:
+            return cls(task, finder, others, known, asked)
         usual: Iterable[tuple[Mesh, Layout]] = products(
             finder.program.function("forward"), task.meshes, finder.trains
         )
         if options.axes_names is not None:
             known, usual = [*under_names(known, task.meshes)], under_names([*usual], task.meshes)
-        return cls(task, finder, others, [*known, *finder.in_time(usual, until, task.late)], until, asked)
+        return cls(task, finder, others, [*known, *finder.in_time(usual, task.until, task.late)], asked)
+
+    def best_in_form(self, until: float) -> Found:
+        """Find the best global layout, or the rules that stay, in the best forms. Raises `NothingFits`."""
+        if not self.task.space.has_one_layout:
+            return self.best_global(until, with_forms=True)
+        ((mesh, layout),) = self.known
+        given = [*self.others.values()]
+        plain = attrs.evolve(layout, name="found", forms=Forms())
+        return self.finder.best_in_form(partial(self._priced, mesh, plain), until, given)
+
+    def _priced(self, mesh: Mesh, layout: Layout, pricing: Pricing, until: float) -> Found:
+        """Return a layout with its price. Raises `NothingFits`."""
+        objective = self.finder.objective
+        tried = PricedLayouts(pricing, objective, room_on(self.task.hardware, objective))
+        tried.offer(mesh, layout)
+        if tried.best is None:
+            raise NothingFits(f"the layout fits with no forms: {memory_text(tried.room, tried.least_memory)}")
+        return tried.found()
 
     def best_global(self, until: float, with_forms: bool = False) -> Found:
         """Find the best global layout; for a function of JAX the best whose plan meets no known fault. Raises `NothingFits`."""
@@ -380,40 +407,10 @@ def _compared(task: SearchTask, finder: LayoutFinder) -> dict[str, tuple[Mesh, L
 def finder_of(task: SearchTask) -> LayoutFinder:
     """Return the finder of the task's program."""
     options, program = task.options, task.selection.program
-    is_plan = options.space == "plan"
-    pricer = LayoutPricer.of(program, task.hardware, options.recompute or is_plan)
-    return LayoutFinder(program, pricer, cast("Objective", options.objective), options.storage or is_plan)
-
-
-def search_global_layouts(task: SearchTask) -> SearchAnswer:
-    """Search for the best global layout. Raises `NothingFits`, `CompileError` and `UsageError`."""
-    search = LayoutSearch.of(task, task.until)
-    return search.answer(search.best_global(search.until, with_forms=True))
-
-
-def search_forms(task: SearchTask) -> SearchAnswer:
-    """Find the best forms of one layout, whose rules stay. Raises `NothingFits`, `CompileError` and `UsageError`.
-
-    All forms are priced while there is time, and then those of loops.
-    """
-    finder, case, room = finder_of(task), task.selection.cases[0], task.hardware.device.memory
-    given = [(case.mesh, case.layout)] if case.layout.forms.entries else []
-    plain = attrs.evolve(case.layout, name="found", forms=Forms())
-    recorded = RecordedPricing(finder.pricer)
-    price = recorded(case.mesh, plain)
-    forms = finder.forms_search(recorded, task.until, given)
-    found: Found | None = Found(case.mesh, plain, value_of(price, finder.objective), 0.0, 1)
-    if price.tiled > room_on(task.hardware, finder.objective):
-        found = forms.fitting()
-    elif found is not None:
-        found = forms.improved(found)
-    if found is None:
-        least = min(each.tiled for each in recorded.prices.values())
-        raise NothingFits(
-            f"layout {case.name} fits with no forms: a device has {bytes_text(int(room))}, and the least is {bytes_text(least)}"
-        )
-    others = {case.name: given[0]} if given else {}
-    return LayoutSearch(task, finder, others).answer(finder.with_loop_forms(found, task.until))
+    freedom = task.space.freedom
+    pricer = LayoutPricer.of(program, task.hardware, freedom.recompute or options.recompute)
+    storage = freedom.storage or options.storage
+    return LayoutFinder(program, pricer, cast("Objective", options.objective), storage)
 
 
 def search_per_equation(task: SearchTask) -> SearchAnswer:
@@ -423,8 +420,8 @@ def search_per_equation(task: SearchTask) -> SearchAnswer:
     """
     from mtfc.compiler.search.solver.solver_search import compile_loops
 
-    search = LayoutSearch.of(task, task.until)
-    until = search.until + timing_compilation(compile_loops, "--budget")[1]
+    search = LayoutSearch.of(task)
+    until = task.until + timing_compilation(compile_loops, "--budget")[1]
     find = partial(search.finder.best_per_equation, task.meshes, until)
     if search.finder.objective == "bytes":
         return search.answer(find())
@@ -442,7 +439,7 @@ def search_cuts(task: SearchTask) -> SearchAnswer:
     """Search by k-cuts for layouts of single equations that send few bytes. Raises `NothingFits` and `CompileError`."""
     from mtfc.compiler.search.per_equation import k_cuts
 
-    search = LayoutSearch.of(task, task.until)
+    search = LayoutSearch.of(task)
     program = search.finder.program
     step, dims = prepared(program), set(program.dims)
-    return search.answer(k_cuts.search(step, dims, task.meshes[0], on_clock(search.until)))
+    return search.answer(k_cuts.search(step, dims, task.meshes[0], on_clock(task.until)))

@@ -20,7 +20,7 @@ from mtfc.compiler.cost.sizes import whole
 from mtfc.compiler.diagnostics import CompileError
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Axes, Dim, Layout, Rules
-from mtfc.compiler.search.found import NothingFits, memory_text
+from mtfc.compiler.search.found import NothingFits, descend, memory_text
 from mtfc.compiler.search.global_layouts.layout_space import space_of, values_of
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
@@ -69,7 +69,13 @@ class MultiMeshSearch:
         """Return the best candidate, and why the search ended. Raises `KeyboardInterrupt` if nothing was found."""
         try:
             for start in self._starts():
-                self._descend(start)
+                self._priced(start)
+                descend(
+                    start,
+                    self._priced,
+                    lambda now: (*self._of_rules(now), *self._of_names(now)),
+                    self.task.until,
+                )
         except KeyboardInterrupt:
             if not any(self.prices.values()):
                 raise
@@ -98,19 +104,6 @@ class MultiMeshSearch:
             for part, layout in enumerate(whole):
                 yield declared.with_rules(part, layout)
         yield attrs.evolve(declared, rules=whole)
-
-    def _descend(self, now: Candidate) -> None:
-        """Take one change at a time, as long as a pass over all changes makes the step shorter."""
-        value, before = self._priced(now), None
-        while value != before and process_time() < self.task.until:
-            before = value
-            for change in (*self._of_rules(now), *self._of_names(now)):
-                for candidate in change(now):
-                    found = self._priced(candidate)
-                    if found < value:
-                        value, now = found, candidate
-                    if process_time() > self.task.until:
-                        return
 
     def _of_rules(self, now: Candidate) -> Iterator[Callable[[Candidate], Iterator[Candidate]]]:
         """Yield the changes of the rules for each dimension on each mesh."""

@@ -1,5 +1,7 @@
 """The search for the plan of a step: the layout, the storage, recomputation, a pipeline and the forms, at one price.
 
+The spaces `rules`, `forms` and `pipelines` are the same search with less to choose: see `Freedom`.
+
 The price is the simulated step, and a plan must fit into the memory. The layouts that anybody would try are priced first, then
 branch and bound looks for a better one, and then pipelines have a part of the time. A plan is at most as slow as each layout that
 the report compares it with.
@@ -50,22 +52,11 @@ def _best_plan(task: SearchTask) -> tuple[LayoutSearch, Found]:
     """Return the search with the best number of micro-batches, and the best plan.
 
     Raises `NothingFits`, `CompileError` and `UsageError`.
-    If no usual layout fits, or the file has micro-batches, the batch is cut into other numbers of micro-batches, too. The search
-    goes on with the number whose best usual layout is the fastest. A step with one micro-batch has the least bound.
+    A plan with one micro-batch has the least bound.
     """
-    search = LayoutSearch.of(task, task.until)
-    best, accumulate, least = _usual(search), _accumulate(search), inf
-    if accumulate > 1 or best == inf:
-        least = search.finder.least(task.meshes[0]) if accumulate == 1 else 0.0
-        for other in _micro_batched(task, accumulate):
-            if process_time() > task.until and best < inf:
-                break
-            changed = LayoutSearch.of(other, task.until)
-            least = least or changed.finder.least(task.meshes[0])
-            if (seconds := _usual(changed)) < best:
-                search, best = changed, seconds
-            elif best < inf:
-                break
+    search, least = LayoutSearch.of(task), inf
+    if task.space.freedom.micro_batches:
+        search, least = _with_micro_batches(search)
     try:
         found = _searched(search)
         return search, attrs.evolve(found, lower_bound=min(found.lower_bound, least))
@@ -73,10 +64,32 @@ def _best_plan(task: SearchTask) -> tuple[LayoutSearch, Found]:
         raise NothingFits(f"{error}{_nearest(search)}") from None
 
 
+def _with_micro_batches(search: LayoutSearch) -> tuple[LayoutSearch, float]:
+    """Return the search with the number of micro-batches whose best usual layout is the fastest, and a bound for all numbers.
+
+    Other numbers than that of the file are tried if the file has micro-batches, or no usual layout fits. One comes first.
+    """
+    task, best, accumulate, least = search.task, _usual(search), _accumulate(search), inf
+    if accumulate > 1 or best == inf:
+        least = search.finder.least(task.meshes[0]) if accumulate == 1 else 0.0
+        for other in _micro_batched(task, accumulate):
+            if process_time() > task.until and best < inf:
+                break
+            found = LayoutSearch.of(other)
+            least = least or found.finder.least(task.meshes[0])
+            if (seconds := _usual(found)) < best:
+                search, best = found, seconds
+            elif best < inf:
+                break
+    return search, least
+
+
 def _nearest(search: LayoutSearch) -> str:
-    """Return the priced layout that needs the least memory, and what would need less."""
+    """Return the priced layout that needs the least memory, and what would need less; empty if that layout fits."""
     prices = search.finder.pricer.known
     mesh, layout = min(prices, key=lambda each: prices[each].tiled)
+    if prices[mesh, layout].tiled <= search.task.hardware.device.memory:
+        return ""
     rules = f"{{ {rules_text(layout)} }} on [{mesh.axes_text}]"
     return f"; the nearest is {rules}, and a smaller batch, more devices or a machine with more memory would help"
 
@@ -114,59 +127,54 @@ def _micro_batched(task: SearchTask, accumulate: int) -> Iterator[SearchTask]:
 
 
 def _searched(search: LayoutSearch) -> Found:
-    """Return the best plan with the micro-batches of the search."""
-    task, loops = search.task, _loops(search)
-    if not loops:
-        return search.best_global(search.until, with_forms=True)
-    now = process_time()
-    try:
-        layouts = search.best_global(search.until - PIPELINES * (search.until - now), with_forms=True)
-    except NothingFits as error:
-        layouts, reason = None, error
-    found = [*_given(search), *([] if layouts is None else [layouts])]
-    if layouts is None or not layouts.is_interrupted:
-        best = None if layouts is None else (layouts.mesh, layouts.layout)
-        try:
-            found.append(PipelineSearch(task, search.finder, loops, bool(found)).best(search.until, best))
-        except NothingFits:
-            if not found:
-                raise reason from None
-        except KeyboardInterrupt:
-            if not found:
-                raise
-            found = [attrs.evolve(each, is_interrupted=True) for each in found]
-    return _best(search, found, layouts)
-
-
-def search_pipelines(task: SearchTask) -> SearchAnswer:
-    """Search for the best pipeline. Raises `NothingFits`, `CompileError` and `UsageError`."""
-    search = LayoutSearch.of(task, task.until)
-    loops = [*pipelined_loops(search.finder.program.function("forward"))]
+    """Return the best plan with the micro-batches of the search, without a pipeline and with one. Raises `NothingFits`."""
+    task, loops, has_others = search.task, _loops(search), search.task.space.freedom.unstaged
+    if not loops and has_others:
+        return search.best_in_form(task.until)
     if not loops:
         raise NothingFits("no `repeat` of the model can run as a pipeline")
-    return search.answer(PipelineSearch(task, search.finder, loops).best(search.until))
+    layouts, reason = None, None
+    if has_others:
+        try:
+            layouts = search.best_in_form(task.until - PIPELINES * (task.until - process_time()))
+        except NothingFits as error:
+            reason = error
+    found = [] if layouts is None else [layouts]
+    best = None if layouts is None else (layouts.mesh, layouts.layout)
+    given = [*search.others.values(), *([] if task.start is None else [task.start])]
+    pipelines = PipelineSearch(
+        task, search.finder, loops, [each for each in given if each[1].pipelines], best
+    )
+    until = 0.0 if layouts is not None and layouts.is_interrupted else task.until
+    try:
+        found.append(search.finder.best_in_form(pipelines.best, until))
+    except NothingFits as error:
+        if not found:
+            raise (reason or error) from None
+    except KeyboardInterrupt:
+        if not found:
+            raise
+        found = [attrs.evolve(each, is_interrupted=True) for each in found]
+    return _best(search, found, layouts)
 
 
 def _loops(search: LayoutSearch) -> list[StagedLoop]:
     """Return the loops that can run as pipelines; functions of JAX, one device and other objectives than time have none."""
     devices = search.task.meshes[0].devices
     is_source = search.task.options.choice.source is not None
-    if devices == 1 or is_source or search.finder.objective in IN_BYTES:
+    is_open = search.task.space.freedom.pipelines
+    if not is_open or devices == 1 or is_source or search.finder.objective in IN_BYTES:
         return []
     return [*pipelined_loops(search.finder.program.function("forward"))]
-
-
-def _given(search: LayoutSearch) -> Iterator[Found]:
-    """Yield the pipelines of the file that fit."""
-    finder = search.finder
-    for mesh, layout in (*search.others.values(), *([search.task.start] if search.task.start else [])):
-        price = finder.pricer(mesh, layout) if layout.pipelines else None
-        if price is not None and price.tiled <= room_on(finder.pricer.hardware, finder.objective):
-            yield Found(mesh, attrs.evolve(layout, name="found"), value_of(price, finder.objective), 0.0, 0)
 
 
 def _best(search: LayoutSearch, found: list[Found], layouts: Found | None) -> Found:
     """Return the best plan, with the bound of all plans."""
     best = search.finder.bounded(min(found, key=lambda each: each.objective), 0.0)
     without = 0.0 if layouts is None else layouts.lower_bound
-    return attrs.evolve(best, without_pipelines=without, evaluated=sum(each.evaluated for each in found))
+    return attrs.evolve(
+        best,
+        without_pipelines=without,
+        evaluated=sum(each.evaluated for each in found),
+        is_interrupted=any(each.is_interrupted for each in found),
+    )

@@ -142,11 +142,10 @@ def _with_batch(task: SearchTask, mesh: Mesh, layout: Layout) -> SearchTask:
 def _on_mesh(task: SearchTask, mesh: Mesh, layout: Layout) -> SearchTask:
     """Return a search on as many devices as a mesh has, which begins there. Raises `CompileError` and `UsageError`."""
     from mtfc.driver.searching.meshes import searched_meshes
-    from mtfc.driver.searching.search import SPACES
 
     choice = attrs.evolve(task.options.choice, mesh=None)
     options = attrs.evolve(task.options, choice=choice, devices=mesh.devices)
-    meshes = searched_meshes(options, SPACES["plan"], task.selection, task.machine)
+    meshes = searched_meshes(options, task.space, task.selection, task.machine)
     again = attrs.evolve(task, options=options, meshes=meshes)
     return attrs.evolve(again, start=_checked(again, mesh, layout))
 

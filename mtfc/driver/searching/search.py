@@ -14,7 +14,7 @@ from mtfc.driver.loading.sources import Sources
 from mtfc.driver.loading.target import check_room, machine_of, target_of
 from mtfc.driver.options import SearchOptions
 from mtfc.driver.searching.meshes import check_mesh_options, declared_mesh, searched_meshes
-from mtfc.driver.searching.space import SearchAnswer, SearchedSpace, SearchTask
+from mtfc.driver.searching.space import RULES, Freedom, SearchAnswer, SearchedSpace, SearchTask
 
 if TYPE_CHECKING:
     from mtfc.compiler.cost.device_graph import Machine
@@ -29,31 +29,25 @@ SPACES: Mapping[str, SearchedSpace] = {
         SearchedSpace(
             "plan",
             "rules, storage, recomputation, pipelines and forms together",
-            "plan.search_plan",
-            ("time", "serial", "memory"),
-            frozenset({"storage", "recompute", "what-if"}),
+            takes=frozenset({"storage", "recompute", "what-if"}),
+            freedom=Freedom(),
         ),
-        SearchedSpace(
-            "rules",
-            "one rule for each dimension",
-            "layouts.search_global_layouts",
-            ("time", "serial", "memory"),
-            frozenset({"storage", "recompute"}),
-        ),
+        SearchedSpace("rules", "one rule for each dimension", takes=frozenset({"storage", "recompute"})),
         SearchedSpace(
             "forms",
             "the forms of one layout, whose rules stay",
-            "layouts.search_forms",
-            ("time", "serial", "memory"),
-            frozenset({"layout", "recompute"}),
+            takes=frozenset({"layout", "recompute"}),
             is_declared=True,
+            freedom=attrs.evolve(RULES, rules=False),
         ),
         SearchedSpace(
             "pipelines",
             "a pipeline of layers, with one rule for each other dimension",
-            "plan.search_pipelines",
-            ("time", "serial"),
-            frozenset({"recompute"}),
+            objectives=("time", "serial"),
+            takes=frozenset({"recompute"}),
+            freedom=Freedom(recompute=False, unstaged=False, micro_batches=False),
+            no_function="it searches the loops of a .mtf file",
+            no_rules="`mtfc diff` compares the pipelines of a file",
         ),
         SearchedSpace(
             "meshes",
@@ -61,6 +55,7 @@ SPACES: Mapping[str, SearchedSpace] = {
             "multi_mesh_search.search_multi_mesh",
             ("time",),
             is_declared=True,
+            no_function="layouts of several meshes are for .mtf files",
         ),
         SearchedSpace(
             "tiling",
@@ -75,6 +70,7 @@ SPACES: Mapping[str, SearchedSpace] = {
             "layouts.search_cuts",
             ("bytes",),
             has_cuts=True,
+            no_rules="cuts take no rules; --space tiling --objective bytes takes them",
         ),
         SearchedSpace(
             "soap",
@@ -83,6 +79,7 @@ SPACES: Mapping[str, SearchedSpace] = {
             ("time",),
             frozenset({"exhaustive", "chains"}),
             has_meshes=False,
+            no_function="operators of a function of JAX have no placements",
         ),
     )
 }
@@ -125,16 +122,12 @@ def check_options(options: SearchOptions, exports: bool = False) -> None:
         why = "a layout that splits nothing sends nothing; the spaces `tiling` and `kcuts` divide all work"
         reason = f": {why}" if options.objective == "bytes" else ""
         raise UsageError(f"the space `{space.name}` has no --objective but {known}{reason}")
-    if options.space == "pipelines" and (options.choice.source is not None or options.why_not is not None):
-        taken = "--why-not" if options.why_not is not None else options.file
-        raise UsageError(f"--space pipelines searches the loops of a .mtf file, and cannot take {taken}")
-    if options.why_not is not None and space.has_cuts:
-        raise UsageError("--why-not: cuts take no rules; --space tiling --objective bytes takes them")
-    if options.choice.source is not None and space.is_declared and not space.has_one_layout:
-        raise UsageError(f"--space {space.name}: layouts of several meshes are for .mtf files")
-    if options.choice.source is not None and not space.has_meshes:
-        raise UsageError(f"--space {space.name}: operators of a function of JAX have no placements")
-    if options.choice.source is not None and options.why_not is not None:
+    is_function, asks = options.choice.source is not None, options.why_not is not None
+    if is_function and space.no_function:
+        raise UsageError(f"--space {space.name}: {space.no_function}")
+    if asks and space.no_rules:
+        raise UsageError(f"--space {space.name} cannot take --why-not: {space.no_rules}")
+    if is_function and asks:
         raise UsageError("--why-not takes a .mtf file: compare plans of a function of JAX with `mtfc diff`")
 
 
@@ -157,7 +150,7 @@ def search(options: SearchOptions, sources: Sources, exports: bool = False) -> S
     options = attrs.evolve(options, objective=options.objective or space.objectives[0])
     meshes = _meshes(options, space, selection, hardware)
     started = process_time()
-    task = SearchTask(options, selection, hardware, meshes, sources, started, started + options.budget)
+    task = SearchTask(options, space, selection, hardware, meshes, sources, started, started + options.budget)
     return space.search(task)
 
 

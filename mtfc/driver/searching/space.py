@@ -63,14 +63,34 @@ class SearchAnswer:
 
 
 @attrs.frozen
+class Freedom:
+    """The parts of a plan that a search chooses; all others are those of the file, or are left out.
+
+    rules: the mesh, and the rules of dimensions. storage: where parameters and the optimizer's state are stored. recompute: what
+    the backward pass computes again. unstaged: False if each plan has a pipeline. micro_batches: their number.
+    """
+
+    rules: bool = True
+    storage: bool = True
+    recompute: bool = True
+    pipelines: bool = True
+    unstaged: bool = True
+    micro_batches: bool = True
+
+
+RULES = Freedom(storage=False, recompute=False, pipelines=False, micro_batches=False)
+
+
+@attrs.frozen
 class SearchTask:
-    """The request of a search: the selected program, the machine, the candidate meshes and the deadline.
+    """The request of a search: the space, the selected program, the machine, the candidate meshes and the deadline.
 
     started, until: times of `process_time`. accumulate: the number of micro-batches, if it is not that of the file. start: a plan
     that is priced first, and has no place in tables.
     """
 
     options: SearchOptions
+    space: SearchedSpace
     selection: Selection
     machine: Machine
     meshes: tuple[Mesh, ...]
@@ -125,17 +145,21 @@ class SearchedSpace:
 
     objectives: the quantities that a search of the space can minimize, the default first. takes: the options that no other space
     takes. has_meshes: False if a result has devices without a mesh. has_cuts: True if the mesh has an axis for each prime factor.
-    is_declared: True if the meshes are those of a declared layout.
+    is_declared: True if the meshes are those of a declared layout. freedom: the parts of a plan that a search chooses.
+    no_function, no_rules: reasons why the space takes no function of JAX, and no `--why-not`.
     """
 
     name: str
     summary: str
-    function: str
-    objectives: tuple[str, ...]
+    function: str = "plan.search_plan"
+    objectives: tuple[str, ...] = ("time", "serial", "memory")
     takes: frozenset[str] = frozenset()
     has_meshes: bool = True
     has_cuts: bool = False
     is_declared: bool = False
+    freedom: Freedom = RULES
+    no_function: str = ""
+    no_rules: str = ""
 
     def search(self, task: SearchTask) -> SearchAnswer:
         """Search the space, whose module is imported now. Raises `NothingFits`, `CompileError` and `UsageError`."""
@@ -148,4 +172,4 @@ class SearchedSpace:
     @property
     def has_one_layout(self) -> bool:
         """True if the rules of one layout stay."""
-        return "layout" in self.takes
+        return not self.freedom.rules
