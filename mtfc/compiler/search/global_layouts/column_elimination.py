@@ -136,22 +136,19 @@ class ColumnEliminations:
 
 @attrs.frozen(eq=False)
 class _Terms:
-    """Terms that depend on the same columns, each with its number; sums and moved data in groups that share values."""
+    """Terms that depend on the same columns, each with its number; sums and moved data with all that share values with them."""
 
     kernels: Counter[Any] = attrs.field(factory=Counter)
     stored: Counter[Any] = attrs.field(factory=Counter)
-    sums: list[tuple[SumRoute, ...]] = attrs.field(factory=list)
-    moved: list[tuple[MovedData, ...]] = attrs.field(factory=list)
+    routes: list[SumRoute] = attrs.field(factory=list)
+    moved: list[MovedData] = attrs.field(factory=list)
     halos: dict[int, dict[Halo, int]] = attrs.field(factory=lambda: defaultdict(dict))
 
     def seconds(self, each: EffectBounds, step: StepTerms) -> Seconds:
         """Return the seconds of all terms."""
-        total = each.total(self.kernels) + each.stored(self.stored)
-        for routes in self.sums:
-            sums = SumBound(each.setting, attrs.evolve(step.facts, routes=routes, preceding=()))
-            total += sums.seconds(each)
-        for moved in self.moved:
-            total += each.moved(moved)
+        sums = attrs.evolve(step.facts, routes=tuple(self.routes), preceding=())
+        total = SumBound(each.setting, sums).seconds(each) + each.moved(self.moved)
+        total += each.total(self.kernels) + each.stored(self.stored)
         sent, joined = each.halos(self.halos)
         return total + sent + joined
 
@@ -173,9 +170,9 @@ class StepTerms:
             found[_names(parameter)].stored[parameter] += times
         for routes in sharing(facts.routes):
             longer = [facts.completing.get(stop.value, ()) for route in routes for stop in route.stops]
-            found[_names(routes, longer)].sums.append(routes)
+            found[_names(routes, longer)].routes.extend(routes)
         for moved in sharing(facts.moved):
-            found[_names(moved)].moved.append(moved)
+            found[_names(moved)].moved.extend(moved)
         for number in shards:
             for halo, times in step.halos(number).items():
                 found[_names(halo)].halos[number][halo] = times
