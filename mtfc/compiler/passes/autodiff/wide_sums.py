@@ -27,6 +27,7 @@ from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.pending_rule import is_sum_of_all
 from mtfc.compiler.ir.rewrite import Substitution, names_of
 from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES
+from mtfc.compiler.passes.autodiff.loop_gradient import only_reader
 
 
 def with_wide_sums(
@@ -154,16 +155,8 @@ class SumWidener:
         """Return True for a yielded value, and for a carry that only its own sum uses."""
         if output.updates is None:
             return True
-        carry = next(argument.value for argument in carried(region) if argument.value.name == output.updates)
-        users = [each for each in region.body if carry in each.operands]
-        others = [each.value for each in region.outputs if each is not output]
-        return (
-            [each.results for each in users] == [(output.value,)]
-            and has_trait(users[0], "add")
-            and users[0].operands.count(carry) == 1
-            and carry not in others
-            and output.value not in (*others, *(value for each in region.body for value in each.operands))
-        )
+        adding = only_reader(region, region.outputs.index(output))
+        return adding is not None and has_trait(adding, "add")
 
     def _widened_region(self, region: Function, outputs: Sequence[Output]) -> Function:
         used = [output.value for output in region.outputs]
