@@ -30,7 +30,6 @@ from mtfc.backends.common.prelude import bound_to, definitions, prelude
 from mtfc.backends.jax import backend as jax
 from mtfc.backends.numpy import backend as numpy
 from mtfc.compiler.ir.core import Function, Output, Program
-from mtfc.compiler.ir.opdef import in_jax
 from mtfc.compiler.ir.types import Mesh, TensorType
 from mtfc.meshes.multi_mesh_cost import travels
 from mtfc.meshes.multi_mesh_program import LoweredFunction, LoweredSegment, MeshPlace, MultiMeshProgram
@@ -53,10 +52,8 @@ OF_JAX = """
 Functions return before devices have finished, but for devices of the CPU. `bind(devices)` chooses devices: the first mesh takes
 the first ones. Needs JAX {jax} or later, and NumPy."""
 
-CHECKS = "common/checks.py"
 JAX_FILES = (
-    CHECKS,
-    "jax/prelude.py",
+    *jax.PRELUDE,
     *jax.ATTENTION,
     "../placements/running/jax/prelude.py",
     "../meshes/jax_prelude.py",
@@ -195,8 +192,7 @@ class _JaxModule(_Module):
         return f"{header}\n{jax.completed(sections, needed, is_wide(program), map(_import, jax.IMPORTS))}"
 
     def of_prelude(self, source: str) -> str:
-        shared = {*definitions(jax.ATTENTION[:1]).values()}
-        return in_jax(source) if source in shared else source
+        return jax.adapted(source)
 
     def initial(self, signature: str, table: str, doc: str, entries: list[tuple[str, str]]) -> str:
         """Return functions that make the arrays of the first step, on each device only its own part."""

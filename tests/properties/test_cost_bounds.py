@@ -93,8 +93,7 @@ def check_effects(source: str, hardware: Hardware, seed: int) -> None:
     assert sum(effects[name] for name in COMMUNICATION) <= communication * ROUNDING, layout
     for decided in (columns, *some_columns(space, random)):
         known = bound.known(row * np.isin(sorted(columns), sorted(decided)).astype(np.uint8), decided)
-        for seconds in (bound.seconds, bound.sure_seconds):
-            assert seconds(known)[0] <= price.serial * ROUNDING, (layout, decided)
+        assert bound.seconds(known)[0] <= price.serial * ROUNDING, (layout, decided)
         assert beside.seconds(known)[0] <= price.seconds * ROUNDING, (layout, decided)
         assert bound.flops(known)[0] <= price.compute * ROUNDING, (layout, decided)
         assert bound.memory(known)[0] <= price.memory, (layout, decided)

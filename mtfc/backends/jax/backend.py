@@ -106,8 +106,10 @@ def checked(*kinds):
     return decorate
 '''
 
-PRELUDE, RANDOM = ("common/checks.py", "jax/prelude.py"), ("common/random_numbers.py",)
+PRELUDE, RANDOM = ("common/checks.py", "common/arrays.py", "jax/prelude.py"), ("common/random_numbers.py",)
 ATTENTION = ("common/attention.py", "jax/attention.py", "jax/attention_cudnn.py")
+SHARED = ("common/arrays.py", "common/attention.py")
+"""The files of functions that NumPy modules have, too."""
 
 FLAGS = "common/tpu_flags.py"
 
@@ -145,10 +147,13 @@ def generate(program: Program) -> str:
     sections += initial_functions(program, "jnp", dtype_text, _maker)
     sections += [_function(program, function) for function in program.functions]
     sections += value_and_grad(program, "jnp.zeros_like")
-    shared = {*definitions(ATTENTION[:1]).values()}
-    needed = prelude("\n".join(sections), (*PRELUDE, *ATTENTION))
-    needed = [in_jax(x) if x in shared else x for x in needed]
+    needed = map(adapted, prelude("\n".join(sections), (*PRELUDE, *ATTENTION)))
     return f"{HEADER.format(title=title(program), jax=JAX)}\n{completed(sections, needed, is_wide(program))}"
+
+
+def adapted(source: str) -> str:
+    """Return the text of a function of the prelude as a JAX module has it."""
+    return in_jax(source) if source in {*definitions(SHARED).values()} else source
 
 
 def completed(

@@ -24,6 +24,7 @@ from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.reductions import over
 from mtfc.compiler.ir.ops.structure import reshape_groups
 from mtfc.compiler.ir.ops.windows import Geometry, geometry
+from mtfc.compiler.ir.rewrite import needed_for
 from mtfc.compiler.ir.types import Mesh
 
 Text = Callable[[Code], str]
@@ -391,15 +392,8 @@ def fused(
                 operands, texts[eqn.result] = found
                 eqn = attrs.evolve(eqn, operands=operands)
             body.append(map_regions(eqn, rewritten))
-        return _used(attrs.evolve(function, body=tuple(body)))
+        used = (output.value for output in function.outputs)
+        kept = needed_for(used, body, lambda eqn: not has_trait(eqn, *MADE_FOR_OTHERS))
+        return attrs.evolve(function, body=kept)
 
     return rewritten(function), texts
-
-
-def _used(function: Function) -> Function:
-    used, kept = {output.value for output in function.outputs}, []
-    for eqn in reversed(function.body):
-        if not has_trait(eqn, *MADE_FOR_OTHERS) or any(value in used for value in eqn.results):
-            used.update(eqn.operands)
-            kept.append(eqn)
-    return attrs.evolve(function, body=tuple(reversed(kept)))

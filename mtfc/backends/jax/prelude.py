@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mtfc.backends.common.arrays import is_argmax, set_at, wide
+
 if TYPE_CHECKING:
     import jax
     import jax.numpy as jnp
@@ -72,14 +74,6 @@ def interleave_shards(x, axes, among, back):
             found = lax.ppermute(found, mesh_order(axes), [pair[:: -1 if back else 1] for pair in pairs])
         result = lax.dynamic_update_slice_in_dim(result, found, jnp.asarray(put)[here], among)
     return result
-
-
-def interleave(x, axis, among, back):
-    """Number the elements along `axis` and `among` row by row, and deal them out along `axis`; or collect them again."""
-    ends = (among, axis) if back else (axis, among)
-    parts = jnp.moveaxis(x, ends, (0, 1))
-    dealt = parts.reshape(parts.shape[1], parts.shape[0], *parts.shape[2:])
-    return jnp.moveaxis(dealt, (1, 0), ends)
 
 
 def pmax(x, axes):
@@ -245,11 +239,6 @@ def fold(x, axis, within, size, stride, before, dilation):
     return total.astype(x.dtype)
 
 
-def wide(x):
-    """Return `x` in the dtype of its sums: 32 bits for 16-bit numbers."""
-    return x.astype(jnp.float32) if x.dtype.itemsize == 2 else x
-
-
 def cumsum(x, axis, exclusive=False, reverse=False):
     """Return the sums along `axis` up to each element.
 
@@ -270,15 +259,6 @@ def top_k(x, k, axis):
     if jnp.issubdtype(x.dtype, jnp.floating):
         x = jnp.where(jnp.isnan(x), jnp.nan, x)
     return lax.top_k(x - lax.stop_gradient(jnp.where(x == 0, x, jnp.zeros((), x.dtype))), k, axis=axis)
-
-
-def is_argmax(x, axes):
-    """Mark the largest element over `axes`: the first of equal ones, in the order of `axes`."""
-    parts = jnp.moveaxis(x, axes, range(len(axes)))
-    flat = parts.reshape(-1, *parts.shape[len(axes) :])
-    number = jnp.arange(len(flat)).reshape(-1, *[1] * (flat.ndim - 1))
-    found = (jnp.argmax(flat, axis=0) == number).reshape(parts.shape)
-    return jnp.moveaxis(found, range(len(axes)), axes)
 
 
 def gather(table, ids, axis, shared=()):
@@ -486,17 +466,11 @@ def add_at(table, updates, ids, axis, shared=()):
     return jnp.moveaxis(add(moved, ids, wide(updates)), range(len(front)), front).astype(table.dtype)
 
 
-def set_at(table, updates, ids, axis, shared=()):
-    """Return `table` with `updates` at the places that `gather` would read. The table has all axes of `ids`."""
+def set_part(table, updates, ids, axis, shared=()):
+    """Return what `set_at` returns. A single place is changed in place."""
     if is_one_place(table, ids, shared):
         return with_part(table, ids, axis, lambda found: updates.reshape(found.shape))
-    first = [table.ndim + i for i, _ in sorted(shared, key=lambda pair: pair[1])]
-    axis += table.ndim
-    order = [*first, *(i for i in range(table.ndim) if i not in (*first, axis)), axis]
-    ids = jnp.moveaxis(ids.reshape(ids.shape + (1,) * (table.ndim - ids.ndim)), range(table.ndim), order)
-    updates = jnp.moveaxis(updates[..., None], range(table.ndim), order)
-    places = jnp.arange(table.shape[axis]).reshape(-1, *(1,) * (table.ndim - 1 - axis))
-    return jnp.where(ids == places, updates, table)
+    return set_at(table, updates, ids, axis, shared)
 
 
 def is_one_place(table, ids, shared):

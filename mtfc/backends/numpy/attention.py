@@ -5,7 +5,8 @@ import math
 
 import numpy as np
 
-from mtfc.backends.numpy.prelude import MESH, einsum, spread, wide
+from mtfc.backends.common.arrays import wide
+from mtfc.backends.numpy.prelude import MESH, einsum, spread
 
 
 def attention_dot(subscripts, x, y):

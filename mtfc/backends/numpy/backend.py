@@ -63,6 +63,7 @@ IMPORTS = (
 
 PRELUDE = (
     "common/checks.py",
+    "common/arrays.py",
     "numpy/prelude.py",
     "common/random_numbers.py",
     "common/attention.py",

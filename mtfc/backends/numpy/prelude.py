@@ -13,6 +13,7 @@ import re
 
 import numpy as np
 
+from mtfc.backends.common.arrays import interleave, wide
 from mtfc.backends.common.checks import LAYOUTS, argument, check_whole, entries
 
 MESH: dict[str, int] = {}
@@ -247,14 +248,6 @@ def pad(x, axis, before, after, step, value):
     return np.moveaxis(padded, 0, axis)
 
 
-def interleave(x, axis, among, back):
-    """Number the elements along `axis` and `among` row by row, and deal them out along `axis`; or collect them again."""
-    ends = (among, axis) if back else (axis, among)
-    parts = np.moveaxis(x, ends, (0, 1))
-    dealt = parts.reshape(parts.shape[1], parts.shape[0], *parts.shape[2:])
-    return np.moveaxis(dealt, (1, 0), ends)
-
-
 def shift(x, axis, by, wrap):
     """Move element i along `axis` to i + by; zeros come in, unless elements wrap around."""
     rolled = np.moveaxis(np.roll(x, by, axis), axis, 0)
@@ -301,11 +294,6 @@ def integers(x, dtype):
     return np.clip(np.where(np.isnan(x), 0, x.astype(np.float64)), limits.min, limits.max).astype(dtype)
 
 
-def wide(x):
-    """Return `x` in the dtype of its sums: 32 bits for 16-bit numbers."""
-    return x.astype(np.float32) if x.dtype.itemsize == 2 else x
-
-
 def cumsum(x, axis, exclusive=False, reverse=False):
     """Return the sums along `axis` up to each element.
 
@@ -316,15 +304,6 @@ def cumsum(x, axis, exclusive=False, reverse=False):
     if exclusive:
         sums = np.concatenate([np.zeros_like(sums[:1]), sums[:-1]])
     return np.moveaxis(sums[:: -1 if reverse else 1], 0, axis).astype(x.dtype, copy=False)
-
-
-def is_argmax(x, axes):
-    """Mark the largest element over `axes`: the first of equal ones, in the order of `axes`."""
-    parts = np.moveaxis(x, axes, range(len(axes)))
-    flat = parts.reshape(-1, *parts.shape[len(axes) :])
-    number = np.arange(len(flat)).reshape(-1, *[1] * (flat.ndim - 1))
-    found = (np.argmax(flat, axis=0) == number).reshape(parts.shape)
-    return np.moveaxis(found, range(len(axes)), axes)
 
 
 def gather(table, ids, axis, shared=()):
@@ -349,17 +328,6 @@ def scatter_add(shape, updates, ids, axis, shared=()):
 def add_at(table, updates, ids, axis, shared=()):
     """Return `table` with `updates` added at the places that `gather` would read."""
     return (wide(table) + sums_at(table.shape, updates, ids, axis, shared)).astype(table.dtype, copy=False)
-
-
-def set_at(table, updates, ids, axis, shared=()):
-    """Return `table` with `updates` at the places that `gather` would read. The table has all axes of `ids`."""
-    first = [*range(len(MESH)), *(table.ndim + i for i, _ in sorted(shared, key=lambda pair: pair[1]))]
-    axis += table.ndim
-    order = [*first, *(i for i in range(table.ndim) if i not in (*first, axis)), axis]
-    ids = np.moveaxis(ids.reshape(ids.shape + (1,) * (table.ndim - ids.ndim)), range(table.ndim), order)
-    updates = np.moveaxis(updates[..., None], range(table.ndim), order)
-    places = np.arange(table.shape[axis]).reshape(-1, *(1,) * (table.ndim - 1 - axis))
-    return np.where(ids == places, updates, table)
 
 
 def sums_at(shape, updates, ids, axis, shared):

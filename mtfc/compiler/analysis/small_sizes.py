@@ -11,7 +11,6 @@ All sizes start small and grow until every tie holds. No size grows above the si
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import pairwise, product
@@ -20,6 +19,7 @@ from typing import Any
 
 import attrs
 
+from mtfc.compiler.analysis.body_scope import BodyScope, index_of
 from mtfc.compiler.analysis.disjoint_sets import DisjointSets
 from mtfc.compiler.ir.core import Equation, Function, Program, Value, walk
 from mtfc.compiler.ir.loops import carried, dim_of, region_of
@@ -27,6 +27,7 @@ from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.structure import reshape_groups
 from mtfc.compiler.ir.ops.windows import geometry
 from mtfc.compiler.ir.types import EVERY, FLOATS, Axes, Dim, Layout, Mesh, Pipeline
+from mtfc.compiler.records import frozen
 
 LITERAL = 8
 """Numbers up to this one stay as they are: kernels, strides, shifts, and integers in the text."""
@@ -323,44 +324,28 @@ def _all_cuts(equations: Iterable[Equation]) -> Iterator[Cut]:
                 start += part.size
 
 
+@frozen
+class SmallNumbers(BodyScope):
+    """Equations whose numbers are known up to `LITERAL`: larger ones follow the sizes."""
+
+    def number(self, value: Value) -> float | bool | None:
+        """Return the number that all elements of a value are, if it is small."""
+        number = super().number(value)
+        return number if number is not None and abs(number) <= LITERAL else None
+
+
 Terms = tuple[str, tuple[tuple[int, str], ...], int]
 """A dimension, and the number of elements in it: factor * (size of another - 1) for each term, and some more."""
 
 
 def _reaches(equations: Sequence[Equation]) -> Iterator[Terms]:
     """Yield each dimension that is indexed by sums of positions times factors, and the elements that these indices reach."""
-    made = {value: eqn for eqn in equations for value in eqn.results}
+    scope = SmallNumbers.of(Function("all", (), tuple(equations), ()))
     for eqn in equations:
-        if has_trait(eqn, "indexes") and (found := _affine(eqn.operands[-1], made)):
+        if has_trait(eqn, "indexes") and (found := index_of(scope, eqn.operands[-1])) is not None:
             given: Mapping[str, Any] = eqn.attrs
-            terms = tuple((factor, name) for name, factor in found.items() if name and factor > 0)
-            yield given["dim"].name, terms, found[""] + 1
-
-
-def _affine(value: Value, made: Mapping[Value, Equation]) -> Counter[str] | None:
-    """Return dimension -> the factor of its position in an integer, and "" -> a small number added; None for other integers."""
-    eqn = made.get(value)
-    if eqn is None:
-        return None
-    given: Mapping[str, Any] = eqn.attrs
-    if has_trait(eqn, "indices"):
-        return Counter({given["dim"].name: 1, "": 0})
-    if has_trait(eqn, "filled"):
-        is_small = type(given["value"]) is int and abs(given["value"]) <= LITERAL
-        return Counter({"": given["value"]}) if is_small else None
-    if has_trait(eqn, "transpose", "broadcast", "rename"):
-        return _affine(eqn.operands[0], made)
-    if not has_trait(eqn, "add", "subtract", "multiply"):
-        return None
-    left, right = (_affine(each, made) for each in eqn.operands)
-    if left is None or right is None:
-        return None
-    if has_trait(eqn, "multiply"):
-        left, right = (left, right) if len(right) == 1 else (right, left)
-        return Counter({name: n * right[""] for name, n in left.items()}) if len(right) == 1 else None
-    if has_trait(eqn, "subtract"):
-        right = Counter({name: -n for name, n in right.items()})
-    return Counter({name: left[name] + right[name] for name in {**left, **right}})
+            terms = tuple((factor, dim.name) for dim, factor in found.weights.items() if factor > 0)
+            yield given["dim"].name, terms, found.constant + 1
 
 
 def _windows(equations: Iterable[Equation]) -> Iterator[Terms]:

@@ -25,6 +25,7 @@ from typing import Literal
 
 import attrs
 
+from mtfc.compiler.analysis.disjoint_sets import DisjointSets
 from mtfc.compiler.cost.hardware import Device, Hardware
 from mtfc.compiler.records import frozen
 
@@ -217,18 +218,11 @@ class DeviceGraph:
 
     def unreachable(self) -> int | None:
         """Return a device to which no route leads from the first device, if any."""
-        links: dict[int, list[int]] = {}
+        parts = DisjointSets[int]()
         for number, link in enumerate(self.links):
-            for member in (*link.members, self.middle(number)):
-                links.setdefault(member, []).append(number)
-        found, seen, waiting = {0}, set[int](), [0]
-        while waiting:
-            for number in set(links.get(waiting.pop(), ())) - seen:
-                seen.add(number)
-                new = {*self.links[number].members, self.middle(number)} - found
-                found |= new
-                waiting += new
-        return next((device for device in range(self.devices) if device not in found), None)
+            for member in link.members:
+                parts.join(member, self.middle(number))
+        return next((each for each in range(self.devices) if parts.first(each) != parts.first(0)), None)
 
     def orders(self) -> Iterator[tuple[int, ...]]:
         """Yield orders of devices in which neighbours are near: of each kind, of all, of each link, and across alike links."""

@@ -36,10 +36,14 @@ class VerifyError(Exception):
         self.reason, self.where, self.span = reason, where, span
 
 
+def is_narrow(type: TensorType, dtype: str = "f32") -> bool:
+    """Return True for floats of fewer bits than a dtype has."""
+    return type.dtype in FLOATS and ITEM_BYTES[type.dtype] < ITEM_BYTES[dtype]
+
+
 def wide_type(type: TensorType) -> TensorType:
     """Return the type with f32 in the place of floats of 16 bits."""
-    is_narrow = type.dtype in FLOATS and ITEM_BYTES[type.dtype] < ITEM_BYTES["f32"]
-    return type.with_dtype("f32") if is_narrow else type
+    return type.with_dtype("f32") if is_narrow(type) else type
 
 
 class Builder:

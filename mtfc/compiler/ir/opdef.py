@@ -12,7 +12,7 @@ Gradient and `distribute` rules rewrite an op in terms of other ops. This file s
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import attrs
@@ -82,6 +82,11 @@ class LayoutRule:
         """Return the axes that must split dimension `dim` of an operand for the equation to run under `layout`."""
         iteration = self.index.get(dim, dim)
         return () if iteration is None else layout.get(iteration, ())
+
+    def divides(self, operands: Iterable[Value], layout: Mapping[str, Axes], mesh: Mesh) -> bool:
+        """Return True if the operands' dimensions divide evenly as the equation needs them under `layout`."""
+        dims = dict.fromkeys(dim for value in operands for dim in value.type.dims)
+        return not any(dim.size % mesh.size(self.operand_axes(dim.name, layout)) for dim in dims)
 
     def allows(self, dim: Dim, axes: Axes, mesh: Mesh) -> bool:
         """Return True if the op can compute its result with dimension `dim` split over `axes`."""

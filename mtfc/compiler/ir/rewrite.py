@@ -96,6 +96,19 @@ def fresh_copy(
     return attrs.evolve(new.function(function, body), arguments=arguments)
 
 
+def needed_for(
+    values: Iterable[Value], body: Sequence[Equation], stays: Callable[[Equation], bool] = lambda eqn: False
+) -> tuple[Equation, ...]:
+    """Return the equations that values depend on, in order, and those that stay. Loops stay as they are."""
+    needed = set(values)
+    kept = []
+    for eqn in reversed(body):
+        if stays(eqn) or needed.intersection(eqn.results):
+            needed.update(eqn.operands)
+            kept.append(eqn)
+    return tuple(reversed(kept))
+
+
 def rename_values(function: Function, names: Mapping[Value, str]) -> Function:
     """Rename some results of a function's equations; a name that is taken gets a number."""
     taken = names_of(function)

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 import attrs
 
+from mtfc.compiler.analysis.body_scope import BodyScope
 from mtfc.compiler.ir.builder import Builder
 from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.ops import has_trait
-from mtfc.compiler.passes.body_scope import BodyScope
 from mtfc.compiler.records import frozen
 
 

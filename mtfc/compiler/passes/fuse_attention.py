@@ -22,6 +22,7 @@ from typing import ClassVar
 
 import attrs
 
+from mtfc.compiler.analysis.body_scope import BodyScope, differences, index_of, repeats
 from mtfc.compiler.analysis.buffer_kinds import readers_and_outputs
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Equation, Function, Program, Value, walk
@@ -41,7 +42,6 @@ from mtfc.compiler.passes.attention_gradients import (
     GradientMatch,
     Gradients,
 )
-from mtfc.compiler.passes.body_scope import BodyScope, differences, index_of, repeats
 from mtfc.compiler.passes.cse import share
 from mtfc.compiler.passes.dce import live_only, used_values
 from mtfc.compiler.passes.pass_base import Pass

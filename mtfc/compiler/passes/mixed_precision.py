@@ -21,7 +21,7 @@ from typing import ClassVar
 import attrs
 
 from mtfc.compiler.ir.attributes import fitted
-from mtfc.compiler.ir.builder import Builder, Names
+from mtfc.compiler.ir.builder import Builder, Names, is_narrow
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Parameter, Program, Value
 from mtfc.compiler.ir.loops import dim_of, make_loop, region_of, sliced_type
 from mtfc.compiler.ir.ops import OPS, has_trait
@@ -188,8 +188,8 @@ class Retyping:
         """Return a value as an equation reads it: the update of a state reads no float narrower than the stored dtype."""
         if eqn.stage != "update":
             return self._as_computed(value)
-        is_narrow = value.type.dtype in FLOATS and ITEM_BYTES[value.type.dtype] < ITEM_BYTES[self.stored]
-        return self._as(value, self.stored) if is_narrow and not has_trait(eqn, "cast") else value
+        is_wider = is_narrow(value.type, self.stored) and not has_trait(eqn, "cast")
+        return self._as(value, self.stored) if is_wider else value
 
     def _as_computed(self, value: Value) -> Value:
         """Return a state in the dtype of the computation, and any other value as it is."""

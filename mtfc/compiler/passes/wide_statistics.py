@@ -28,13 +28,13 @@ from typing import Literal
 import attrs
 
 from mtfc.compiler.analysis.buffer_kinds import readers_and_outputs
-from mtfc.compiler.ir.builder import Builder
+from mtfc.compiler.ir.builder import Builder, is_narrow
 from mtfc.compiler.ir.core import Attr, Equation, Function, Value
 from mtfc.compiler.ir.loops import pairs, region_of
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.creation import VALUE
 from mtfc.compiler.ir.rewrite import names_of
-from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES
+from mtfc.compiler.ir.types import FLOATS
 
 WIDE = "f32"
 
@@ -55,14 +55,9 @@ def _loop_widened(eqn: Equation, stored: Collection[Value]) -> Equation:
     return attrs.evolve(eqn, regions=(with_wide_statistics(region_of(eqn), inside),))
 
 
-def is_narrow(value: Value) -> bool:
-    """Return True for floats of 16 bits."""
-    return value.type.dtype in FLOATS and ITEM_BYTES[value.type.dtype] < ITEM_BYTES[WIDE]
-
-
 def _is_elementwise(eqn: Equation) -> bool:
     """Return True for an equation that makes 16-bit floats of floats of that dtype element by element, or is a view of them."""
-    if eqn.regions or len(eqn.results) != 1 or not eqn.operands or not is_narrow(eqn.result):
+    if eqn.regions or len(eqn.results) != 1 or not eqn.operands or not is_narrow(eqn.result.type):
         return False
     is_plain = OPS[eqn.op].storage in ("fused", "view") and not has_trait(eqn, "cast", "indexes", "random")
     return is_plain and all(v.type.dtype == eqn.result.type.dtype for v in _floats(eqn))
@@ -108,7 +103,7 @@ class _Kinds:
         return has_trait(eqn, "window") or not _only_moves(eqn)
 
     def _statistic(self, eqn: Equation) -> Kind | None:
-        if has_trait(eqn, "sum") and is_narrow(eqn.result):
+        if has_trait(eqn, "sum") and is_narrow(eqn.result.type):
             return "statistic"
         if not _is_elementwise(eqn) or not any(value in self.found for value in eqn.operands):
             return None
@@ -179,7 +174,7 @@ class StatisticsWidener:
 
     def _widen(self, eqn: Equation) -> None:
         old = eqn.result
-        operands = tuple(self._read(value) if is_narrow(value) else value for value in eqn.operands)
+        operands = tuple(self._read(value) if is_narrow(value.type) else value for value in eqn.operands)
         rounds = any(self._rounds(user) for user in self.uses.get(old, ()))
         name, path = (self.builder.names.fresh(old.name), None) if rounds else (old.name, eqn.path)
         self.wide[old] = new = Value(name, old.type.with_dtype(WIDE))

@@ -30,8 +30,8 @@ from mtfc.compiler.ir.loops import (
 )
 from mtfc.compiler.ir.opdef import OpError
 from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.rewrite import needed_for
 from mtfc.compiler.ir.types import Dim, TensorType
-from mtfc.compiler.passes.dce import needed_for
 
 MOST = 20_000
 """Most equations of a function without loops."""
@@ -73,7 +73,7 @@ def unroll(function: Function) -> Unrolled:
         own = list(handle.slices()) if isinstance(handle, LazyParameter) else [(argument.value, ())]
         arguments += [attrs.evolve(argument, value=value) for value, _ in own]
         slices.update({value.name: (argument.value.name, at) for value, at in own if at})
-    body = needed_for(outputs, builder.body)
+    body = needed_for((output.value for output in outputs), builder.body)
     alone = attrs.evolve(function, arguments=tuple(arguments), body=body, outputs=outputs)
     return Unrolled(alone, slices, looped_dims(function))
 

@@ -245,6 +245,7 @@ SET_AT = OpDef(
     traits=frozenset({"indexes", "scatter", "in_place"}),
     evaluate=_set_at,
     numpy=lambda code: f"set_at({code.args[0]}, {code.args[1]}, {_indices_text(code)})",
+    jax=lambda code: f"set_part({code.args[0]}, {code.args[1]}, {_indices_text(code)})",
     doc="A tensor with other elements where indices into one dimension point, each at one place; only these are written.",
 )
 

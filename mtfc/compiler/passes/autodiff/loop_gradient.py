@@ -41,7 +41,7 @@ from mtfc.compiler.ir.loops import (
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.creation import VALUE
 from mtfc.compiler.ir.printer import equation_text
-from mtfc.compiler.ir.rewrite import Substitution, names_of
+from mtfc.compiler.ir.rewrite import Substitution, names_of, needed_for
 from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Dim
 from mtfc.compiler.records import define, frozen
 
@@ -330,23 +330,27 @@ def _is_zero(eqn: Equation | None) -> bool:
     return eqn is not None and has_trait(eqn, "filled") and VALUE.of(eqn.attrs) == 0
 
 
+def only_reader(region: Function, number: int) -> Equation | None:
+    """Return the equation that alone reads a carry, once, and that makes its next value for nothing else; None if none does."""
+    held, after = region.arguments[number].value, region.outputs[number].value
+    uses = readers_and_outputs(region)
+    (reader, *others) = uses.get(held, [None])
+    if reader is None or others or reader.operands.count(held) > 1 or uses[after] != [None]:
+        return None
+    return reader if after in reader.results else None
+
+
 def _is_sum(loop: Equation, number: int) -> bool:
     """Return True if a result of a loop is a carry to which each iteration only adds terms."""
     region = region_of(loop)
-    if number >= len(carried(region)):
+    adding = only_reader(region, number) if number < len(carried(region)) else None
+    if adding is None:
         return False
-    held, after, uses = (
-        region.arguments[number].value,
-        region.outputs[number].value,
-        readers_and_outputs(region),
-    )
-    (adding, *others) = uses.get(held, [None])
-    if adding is None or others or adding.operands.count(held) > 1 or uses[after] != [None]:
-        return False
+    place = adding.operands.index(region.arguments[number].value)
     if adding.regions:
-        place = adding.operands.index(held)
-        return adding.results[place : place + 1] == (after,) and _is_sum(adding, place)
-    return has_trait(adding, "add", "in_place") and adding.operands[0] == held and adding.results == (after,)
+        made = adding.results[place : place + 1]
+        return made == (region.outputs[number].value,) and _is_sum(adding, place)
+    return place == 0 and has_trait(adding, "add", "in_place")
 
 
 def _connect(loop: BackwardLoop, eqn: Equation, body: LoopBody, totals: Mapping[str, Value | None]) -> None:
@@ -388,9 +392,7 @@ def _going(region: Function, active: Sequence[Argument], given: Mapping[str, Val
     going: set[str] = set()
     while True:
         used = {o.value for o in region.outputs if given[o.name] is not None or o.updates in going}
-        for eqn in reversed(region.body):
-            if not used.isdisjoint(eqn.results):
-                used.update(eqn.operands)
+        used.update(value for eqn in needed_for(used, region.body) for value in eqn.operands)
         last = {o.updates for o in region.outputs if o.updates and given[o.name] is not None}
         more = {name for value, name in carries.items() if value in used or name in last} - going
         if not more:

@@ -20,13 +20,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
-from mtfc.compiler.ir.builder import Builder, Names
+from mtfc.compiler.ir.builder import Builder, Names, is_narrow
 from mtfc.compiler.ir.core import Attr, Equation, Function, Output, Value
 from mtfc.compiler.ir.loops import carried, pairs, region_of
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.pending_rule import is_sum_of_all
 from mtfc.compiler.ir.rewrite import Substitution, names_of
-from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES
+from mtfc.compiler.passes.autodiff.loop_gradient import only_reader
 
 
 def with_wide_sums(
@@ -38,10 +38,6 @@ def with_wide_sums(
     new = rewriter.run(gradients.values())
     builder.body[:] = rewriter.body
     return {parameter: new[gradient] for parameter, gradient in gradients.items()}
-
-
-def _is_narrow(value: Value, dtype: str) -> bool:
-    return value.type.dtype in FLOATS and ITEM_BYTES[value.type.dtype] < ITEM_BYTES[dtype]
 
 
 def _is_linear(eqn: Equation) -> bool:
@@ -83,7 +79,7 @@ class SumWidener:
     def _reach(self, values: Iterable[Value]) -> None:
         """Note values that are to be sums in the wide dtype."""
         for value in values:
-            if _is_narrow(value, self.dtype):
+            if is_narrow(value.type, self.dtype):
                 self._ask(value)
             elif value.type.dtype == self.dtype:
                 self.reached.add(value)
@@ -119,7 +115,7 @@ class SumWidener:
 
     def _wide(self, eqn: Equation) -> list[Equation]:
         """Return the equation of a sum that is wide already; a cast gives way to the wide version of its operand."""
-        if has_trait(eqn, "cast") and _is_narrow(eqn.operands[0], self.dtype):
+        if has_trait(eqn, "cast") and is_narrow(eqn.operands[0].type, self.dtype):
             self.new[eqn.result] = self._ask(eqn.operands[0])
             return []
         if _is_linear(eqn):
@@ -154,16 +150,8 @@ class SumWidener:
         """Return True for a yielded value, and for a carry that only its own sum uses."""
         if output.updates is None:
             return True
-        carry = next(argument.value for argument in carried(region) if argument.value.name == output.updates)
-        users = [each for each in region.body if carry in each.operands]
-        others = [each.value for each in region.outputs if each is not output]
-        return (
-            [each.results for each in users] == [(output.value,)]
-            and has_trait(users[0], "add")
-            and users[0].operands.count(carry) == 1
-            and carry not in others
-            and output.value not in (*others, *(value for each in region.body for value in each.operands))
-        )
+        adding = only_reader(region, region.outputs.index(output))
+        return adding is not None and has_trait(adding, "add")
 
     def _widened_region(self, region: Function, outputs: Sequence[Output]) -> Function:
         used = [output.value for output in region.outputs]

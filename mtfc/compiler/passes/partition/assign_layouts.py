@@ -182,17 +182,8 @@ class LayoutAssigner:
         return {
             name: axes
             for name, axes in wanted.items()
-            if axes and self._sources_divide(eqn, rule, name, axes)
+            if axes and rule.divides(eqn.operands, {name: axes}, self.mesh)
         }
-
-    def _sources_divide(self, eqn: Equation, rule: LayoutRule, name: str, axes: Axes) -> bool:
-        """Return True if every operand dimension that runs along iteration dimension `name` divides evenly."""
-        return all(
-            dim.size % self.mesh.size(axes) == 0
-            for value in eqn.operands
-            for dim in value.type.dims
-            if rule.index.get(dim.name, dim.name) == name
-        )
 
     def _injective(self, eqn: Equation, rule: LayoutRule, wanted: dict[str, Axes]) -> dict[str, Axes]:
         """Leave each axis of `wanted` to one dimension, by the choice that sends the fewest bytes."""

@@ -242,16 +242,7 @@ class LayoutPropagator:
 
     def _runs(self, eqn: Equation) -> bool:
         """Return True if the operands' dimensions divide evenly under the equation's layout."""
-        rule, layout = OPS[eqn.op].layout_rule(eqn), eqn.layout or {}
-
-        def divides(size: int, axes: Axes) -> bool:
-            return size % self.mesh.size(axes) == 0
-
-        return all(
-            divides(dim.size, rule.operand_axes(dim.name, layout))
-            for v in eqn.operands
-            for dim in v.type.dims
-        )
+        return OPS[eqn.op].layout_rule(eqn).divides(eqn.operands, eqn.layout or {}, self.mesh)
 
     def _sent(self, eqn: Equation, passing: Mapping[str, OperandGroup]) -> float:
         """Return the bytes that a processor sends to place the operands as the equation's layout needs them.

@@ -377,11 +377,8 @@ class RegionNetwork:
             is_reduced and not leaves_sums(rule)
         ):
             return False
-        sizes = {
-            (dim.size, rule.operand_axes(dim.name, layout)) for v in split.operands for dim in v.type.dims
-        }
-        sizes.add((self.dim.size, layout[self.dim.name]))
-        return all(size % self.mesh.size(axes) == 0 for size, axes in sizes)
+        is_even = self.dim.size % self.mesh.size(layout[self.dim.name]) == 0
+        return is_even and rule.divides(split.operands, layout, self.mesh)
 
     def _group(self, eqn: Equation) -> OperandGroup:
         """Return operands with the dimension through which a sum may stay pending, or ()."""

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import attrs
@@ -26,10 +25,10 @@ from mtfc.compiler.cost.effects.halo_exchange import Halo
 from mtfc.compiler.cost.effects.moved_data import MovedData
 from mtfc.compiler.cost.effects.pending_sums import SumRoute
 from mtfc.compiler.cost.tables.collective_tables import Seconds
-from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.search.global_layouts.effect_bounds import EffectBounds, MaskRange
 from mtfc.compiler.search.global_layouts.layout_bound import LayoutBound
 from mtfc.compiler.search.global_layouts.layout_space import Columns, Rows
+from mtfc.compiler.search.global_layouts.repeated_facts import canonical_form
 from mtfc.compiler.search.global_layouts.step_facts import Facts, StepFacts, sharing
 from mtfc.compiler.search.global_layouts.sum_bound import SumBound
 
@@ -136,22 +135,19 @@ class ColumnEliminations:
 
 @attrs.frozen(eq=False)
 class _Terms:
-    """Terms that depend on the same columns, each with its number; sums and moved data in groups that share values."""
+    """Terms that depend on the same columns, each with its number; sums and moved data with all that share values with them."""
 
     kernels: Counter[Any] = attrs.field(factory=Counter)
     stored: Counter[Any] = attrs.field(factory=Counter)
-    sums: list[tuple[SumRoute, ...]] = attrs.field(factory=list)
-    moved: list[tuple[MovedData, ...]] = attrs.field(factory=list)
+    routes: list[SumRoute] = attrs.field(factory=list)
+    moved: list[MovedData] = attrs.field(factory=list)
     halos: dict[int, dict[Halo, int]] = attrs.field(factory=lambda: defaultdict(dict))
 
     def seconds(self, each: EffectBounds, step: StepTerms) -> Seconds:
         """Return the seconds of all terms."""
-        total = each.total(self.kernels) + each.stored(self.stored)
-        for routes in self.sums:
-            sums = SumBound(each.setting, attrs.evolve(step.facts, routes=routes, preceding=()))
-            total += sums.seconds(each)
-        for moved in self.moved:
-            total += each.moved(moved)
+        sums = attrs.evolve(step.facts, routes=tuple(self.routes), preceding=())
+        total = SumBound(each.setting, sums).seconds(each) + each.moved(self.moved)
+        total += each.total(self.kernels) + each.stored(self.stored)
         sent, joined = each.halos(self.halos)
         return total + sent + joined
 
@@ -172,10 +168,11 @@ class StepTerms:
         for parameter, times in facts.stored.items():
             found[_names(parameter)].stored[parameter] += times
         for routes in sharing(facts.routes):
-            longer = [facts.completing.get(stop.value, ()) for route in routes for stop in route.stops]
-            found[_names(routes, longer)].sums.append(routes)
+            stops = (stop for route in routes for stop in route.stops)
+            longer = tuple(tuple(facts.completing.get(stop.value, ())) for stop in stops)
+            found[_names(routes, longer)].routes.extend(routes)
         for moved in sharing(facts.moved):
-            found[_names(moved)].moved.append(moved)
+            found[_names(moved)].moved.extend(moved)
         for number in shards:
             for halo, times in step.halos(number).items():
                 found[_names(halo)].halos[number][halo] = times
@@ -253,19 +250,10 @@ class ColumnTerms:
 def _names(*facts: Any) -> Dims:
     """Return all names in facts."""
     found: set[str] = set()
-    waiting: list[Any] = list(facts)
-    while waiting:
-        x = waiting.pop()
-        if isinstance(x, str):
-            found.add(x)
-        elif isinstance(x, tuple | frozenset | list):
-            waiting.extend(x)
-        elif not isinstance(x, Value | Equation | int | float | None):
-            kind: Any = type(x)
-            waiting.extend(getattr(x, name) for name in _fields(kind))
+
+    def noted(name: str) -> str:
+        found.add(name)
+        return name
+
+    canonical_form(facts, noted, {})
     return frozenset(found)
-
-
-@cache
-def _fields(kind: Any) -> tuple[str, ...]:
-    return tuple(field.name for field in attrs.fields(kind)) if attrs.has(kind) else ()

@@ -189,12 +189,8 @@ class Branching:
         else:
             yield self.bound.flops
         yield self._too_large
-        if self.elimination and block.depth < len(self.order):
-            return
-        if len(block.rows) >= MANY or block.depth in (self.storage, len(self.order)):
-            yield lambda known: self.bound.sure_seconds(known, until)
-            if block.depth < len(self.order):
-                yield lambda known: self._seconds(known, block.depth, until)
+        if block.depth < len(self.order) and not self.elimination:
+            yield lambda known: self._seconds(known, block.depth, until)
 
     def _seconds(self, known: MaskRange, depth: int, until: float) -> Seconds:
         """Return full bounds if there are many rows, or where storage begins; whole rows wait for theirs."""

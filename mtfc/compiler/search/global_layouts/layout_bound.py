@@ -7,7 +7,7 @@ Work is taken to be split over all axes that may split it, and communicating val
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from itertools import compress
 from math import inf
@@ -115,22 +115,9 @@ class LayoutBound(SearchSetting):
 
         `until` is a time of `process_time`.
         """
-        return self._by_regime(known, LayoutBound._by_facts, until)
-
-    def sure_seconds(self, known: MaskRange, until: float = inf) -> Seconds:
-        """Return a faster, smaller bound, which counts only equations that are common under every split of mixed dimensions."""
-        return self._by_regime(known, LayoutBound._by_common_facts, until)
-
-    def _by_regime(
-        self,
-        known: MaskRange,
-        groups: Callable[[LayoutBound, MaskRange], Iterable[tuple[Facts, Integers]]],
-        until: float,
-    ) -> Seconds:
-        """Return bounds, block by block, as far as time allows. groups: the facts that bound some of the layouts."""
         total = np.zeros(len(known.low))
         for bound, rows in self._regimes(known):
-            for facts, some in groups(bound, known.where(rows)):
+            for facts, some in bound._by_facts(known.where(rows)):
                 for start in range(0, len(some), BLOCK):
                     if process_time() > until:
                         return total
@@ -164,11 +151,6 @@ class LayoutBound(SearchSetting):
         """Return the mixed dimensions that one of some layouts may split."""
         may = frozenset(np.flatnonzero(known.high.any(axis=0)).tolist())
         return frozenset(name for name in self.step.mixed if self.space.number.get(name) in may)
-
-    def _by_common_facts(self, known: MaskRange) -> Iterator[tuple[Facts, Integers]]:
-        """Yield all layouts, with the facts that they have in common."""
-        mixed = frozenset(name for name in self.step.mixed if self.space.number.get(name) in self._mixed)
-        yield self.step.facts(mixed), np.arange(len(known.low))
 
     def _regimes(self, known: MaskRange) -> Iterator[tuple[LayoutBound, Integers]]:
         """Yield the bound for each regime of the cost model, with the layouts whose programs may be in it."""

@@ -145,7 +145,7 @@ class _CanonicalFacts:
         counts = {name: _counted(getattr(facts, name), rename) for name in PLAIN}
         examples: dict[Hashable, Sequence[Any]] = {}
         for name, every in groups.items():
-            forms = [_form(each, rename, {}) for each in every]
+            forms = [canonical_form(each, rename, {}) for each in every]
             counts[name] = Counter(forms)
             examples.update(zip(forms, every.values(), strict=True))
         return cls(counts, examples, facts.completing)
@@ -222,11 +222,11 @@ def _repeated(route: SumRoute, number: int) -> SumRoute:
 def _counted(counts: Mapping[Any, int], rename: Rename) -> Counter[Any]:
     found: Counter[Any] = Counter()
     for fact, number in counts.items():
-        found[_form(fact, rename, {})] += number
+        found[canonical_form(fact, rename, {})] += number
     return found
 
 
-def _form(x: Any, rename: Rename, numbers: dict[Value, int]) -> Any:
+def canonical_form(x: Any, rename: Rename, numbers: dict[Value, int]) -> Any:
     """Return facts with other names of dimensions, numbers in the place of values, and no equations.
 
     Values are numbered in the order of their first use.
@@ -238,8 +238,8 @@ def _form(x: Any, rename: Rename, numbers: dict[Value, int]) -> Any:
     if isinstance(x, Equation):
         return None
     if isinstance(x, tuple | frozenset):
-        return type(x)(_form(each, rename, numbers) for each in x)
+        return type(x)(canonical_form(each, rename, numbers) for each in x)
     if attrs.has(type(x)):
         fields = (each.name for each in attrs.fields(type(x)) if each.init)
-        return type(x)(*(_form(getattr(x, name), rename, numbers) for name in fields))
+        return type(x)(*(canonical_form(getattr(x, name), rename, numbers) for name in fields))
     return x

@@ -118,5 +118,4 @@ def divides(
         axes = layout.get(dim.name, ())
         if dim.size % mesh.size(axes) or (dim.name not in reduced and not rule.allows(dim, axes, mesh)):
             return False
-    needed = dict.fromkeys(dim for value in eqn.operands for dim in value.type.dims)
-    return not any(dim.size % mesh.size(rule.operand_axes(dim.name, layout)) for dim in needed)
+    return rule.divides(eqn.operands, layout, mesh)

@@ -21,7 +21,7 @@ from mtfc.backends.common.module import (
 )
 from mtfc.backends.common.prelude import prelude
 from mtfc.backends.jax.backend import IMPORTS as MESH_IMPORTS
-from mtfc.backends.jax.backend import JAX, PRELUDE, completed, dtype_text
+from mtfc.backends.jax.backend import JAX, PRELUDE, adapted, completed, dtype_text
 from mtfc.compiler.ir.types import TensorType
 from mtfc.placements.running.jax.pieces import StoredPiece
 from mtfc.placements.running.jax.plan import PLACED, ModulePlan
@@ -85,7 +85,7 @@ def generate(placed: PlacedProgram) -> str:
 
 def whole_module(sections: Sequence[str], public: Sequence[str] = (), wide: bool = False) -> str:
     """Return sections after the imports that they need, and before the functions of the prelude; `public` ones always."""
-    needed = prelude("\n\n".join(sections), (*PRELUDE, *PLACED), public)
+    needed = map(adapted, prelude("\n\n".join(sections), (*PRELUDE, *PLACED), public))
     return completed(sections, needed, wide, IMPORTS)
 
 

@@ -15,9 +15,8 @@ import attrs
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.creation import VALUE
-from mtfc.compiler.ir.rewrite import fresh_copy
+from mtfc.compiler.ir.rewrite import fresh_copy, needed_for
 from mtfc.compiler.ir.types import ITEM_BYTES, Dim, TensorType
-from mtfc.compiler.passes.dce import needed_for
 from mtfc.placements.running.jax.parts import ModuleFunctions
 from mtfc.placements.running.jax.passes import short, sources_of, whole_of
 from mtfc.placements.running.jax.pieces import PiecesByName, StoredPiece, pieces_by_value, region_type
@@ -44,7 +43,8 @@ class Piecewise:
         variables: Variables,
     ) -> None:
         self.functions, self.tasks, self.pieces, self.variables = functions, tasks, pieces, variables
-        self.function = attrs.evolve(function, body=needed_for(function.outputs, function.body))
+        needed = needed_for((o.value for o in function.outputs), function.body)
+        self.function = attrs.evolve(function, body=needed)
         self.makers = {value: eqn for eqn in self.function.body for value in eqn.results}
         self.owners, self.joint, self.late = dict(owners), dict[Value, str](), set[Value]()
         self.whole = {owners[a.value]: a.value.type.dims for a in function.arguments if a.role == "parameter"}
@@ -107,9 +107,10 @@ class Piecewise:
     def _part(self, outputs: Iterable[Output], given: Iterable[Value]) -> Function:
         """Return the function from arguments and given values to some outputs."""
         outputs, known = tuple(outputs), set(given)
-        body = needed_for(outputs, [eqn for eqn in self.function.body if known.isdisjoint(eqn.results)])
+        values = [output.value for output in outputs]
+        body = needed_for(values, [eqn for eqn in self.function.body if known.isdisjoint(eqn.results)])
         made = {value for eqn in body for value in eqn.results}
-        read = dict.fromkeys([v for eqn in body for v in eqn.operands] + [o.value for o in outputs])
+        read = dict.fromkeys([v for eqn in body for v in eqn.operands] + values)
         arguments = tuple(Argument(value, "input") for value in read if value not in made)
         return Function(self.function.name, arguments, body, outputs)
 

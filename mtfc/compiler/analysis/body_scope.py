@@ -10,6 +10,7 @@ from mtfc.compiler.ir.loops import pairs
 from mtfc.compiler.ir.opdef import Trait
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.creation import DIMENSION, VALUE
+from mtfc.compiler.ir.ops.structure import renaming
 from mtfc.compiler.ir.types import FLOATS, Dim
 from mtfc.compiler.records import frozen
 
@@ -100,8 +101,9 @@ def index_of(scope: BodyScope, value: Value) -> Index | None:
         return None
     if has_trait(eqn, "indices"):
         return Index({DIMENSION.of(eqn.attrs): 1}, 0)
-    if has_trait(eqn, "broadcast", "transpose"):
-        return index_of(scope, eqn.operands[0])
+    if has_trait(eqn, "broadcast", "transpose", "rename"):
+        inner, new = index_of(scope, eqn.operands[0]), renaming(eqn.attrs) if has_trait(eqn, "rename") else {}
+        return inner and Index({new.get(dim, dim): x for dim, x in inner.weights.items()}, inner.constant)
     if not has_trait(eqn, "add", "subtract", "multiply"):
         return None
     left, right = (index_of(scope, x) for x in eqn.operands)
