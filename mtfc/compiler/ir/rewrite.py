@@ -23,6 +23,17 @@ def defined_values(function: Function) -> Iterable[Value]:
         yield from eqn.results
 
 
+def needed_for(outputs: Iterable[Output], body: Sequence[Equation]) -> tuple[Equation, ...]:
+    """Return the equations that outputs depend on, in order. Loops stay as they are."""
+    needed = {output.value for output in outputs}
+    kept = []
+    for eqn in reversed(body):
+        if needed.intersection(eqn.results):
+            needed.update(eqn.operands)
+            kept.append(eqn)
+    return tuple(reversed(kept))
+
+
 class Substitution:
     """A map from old values to new ones that grows while a pass walks a body. A value without an entry maps to itself.
 

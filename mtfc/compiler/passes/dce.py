@@ -12,12 +12,11 @@ After this pass every equation's results reach an output.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 import attrs
 
-from mtfc.compiler.ir.core import Equation, Function, Output, Program, Value
+from mtfc.compiler.ir.core import Equation, Function, Program, Value
 from mtfc.compiler.ir.loops import carried, has_condition, region_of
 from mtfc.compiler.passes.pass_base import Pass
 from mtfc.compiler.records import frozen
@@ -65,17 +64,6 @@ def live_loop(eqn: Equation, live: set[Value]) -> Equation:
     arguments = tuple(argument for argument in region.arguments if argument.value in needed)
     smaller = attrs.evolve(smaller, arguments=arguments)
     return attrs.evolve(eqn, operands=tuple(operands), results=tuple(results), regions=(smaller,))
-
-
-def needed_for(outputs: Iterable[Output], body: Sequence[Equation]) -> tuple[Equation, ...]:
-    """Return the equations that outputs depend on, in order. Loops stay as they are."""
-    needed = {output.value for output in outputs}
-    kept = []
-    for eqn in reversed(body):
-        if needed.intersection(eqn.results):
-            needed.update(eqn.operands)
-            kept.append(eqn)
-    return tuple(reversed(kept))
 
 
 def live_only(function: Function) -> Function:

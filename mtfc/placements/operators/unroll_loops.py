@@ -30,8 +30,8 @@ from mtfc.compiler.ir.loops import (
 )
 from mtfc.compiler.ir.opdef import OpError
 from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.rewrite import needed_for
 from mtfc.compiler.ir.types import Dim, TensorType
-from mtfc.compiler.passes.dce import needed_for
 
 MOST = 20_000
 """Most equations of a function without loops."""

@@ -10,9 +10,10 @@ from typing import Any
 import attrs
 
 from mtfc.compiler.diagnostics import Label
-from mtfc.compiler.ir.core import Attr, Equation, Stage, Value, walk
+from mtfc.compiler.ir.core import Attr, Equation, Output, Stage, Value, walk
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.creation import VALUE
+from mtfc.compiler.ir.rewrite import needed_for
 from mtfc.compiler.ir.types import FLOATS, Dim
 from mtfc.frontend.semantics.bodies.expressions import (
     Expressions,
@@ -441,7 +442,7 @@ def gradients(expressions: Expressions, site: Site, loss: Operand, values: Seque
         return nothing
     block, builder = expressions.block, expressions.builder
     start, wanted, before = _here(block, loss), [_here(block, each) for each in values], tuple(block.body)
-    causes = _causes(before, start)
+    causes = needed_for([Output("loss", start)], before)
     if not _all_cause(expressions, loss, values, {start, *(v for eqn in causes for v in eqn.operands)}):
         return nothing
     builder.grown.size += len(before) // NODES
@@ -484,16 +485,6 @@ def _is_variable(expressions: Expressions, value: Operand) -> bool:
     return expressions.scope.error(
         "E202", f"only floating-point tensors have gradients, found {value.found}", value.span
     )
-
-
-def _causes(body: Sequence[Equation], value: Value) -> list[Equation]:
-    """Return the equations that compute a value, in order."""
-    needed, found = {value}, list[Equation]()
-    for eqn in reversed(body):
-        if not needed.isdisjoint(eqn.results):
-            needed.update(eqn.operands)
-            found.append(eqn)
-    return found[::-1]
 
 
 def _all_cause(

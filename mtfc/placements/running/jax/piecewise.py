@@ -15,9 +15,8 @@ import attrs
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.creation import VALUE
-from mtfc.compiler.ir.rewrite import fresh_copy
+from mtfc.compiler.ir.rewrite import fresh_copy, needed_for
 from mtfc.compiler.ir.types import ITEM_BYTES, Dim, TensorType
-from mtfc.compiler.passes.dce import needed_for
 from mtfc.placements.running.jax.parts import ModuleFunctions
 from mtfc.placements.running.jax.passes import short, sources_of, whole_of
 from mtfc.placements.running.jax.pieces import PiecesByName, StoredPiece, pieces_by_value, region_type
