@@ -6,8 +6,8 @@ this takes a tenth of the time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import attrs
 
@@ -25,6 +25,9 @@ else:
         return _made(attrs.define, cls, options)
 
 
+Key = TypeVar("Key")
+
+
 class Summed:
     """A record of attrs that is added to another one of its class, field by field."""
 
@@ -33,6 +36,14 @@ class Summed:
     def __add__(self, other: Self) -> Self:
         fields = attrs.fields(type(self))  # type: ignore[arg-type]
         return type(self)(*(getattr(self, each.name) + getattr(other, each.name) for each in fields))
+
+
+def sums(entries: Iterable[tuple[Key, Any]]) -> dict[Key, Any]:
+    """Return the sum of the amounts of each key, in the order in which the keys come."""
+    found: dict[Key, Any] = {}
+    for key, amount in entries:
+        found[key] = found[key] + amount if key in found else amount
+    return found
 
 
 def _made(make: Callable[..., Any], cls: type | None, options: dict[str, Any]) -> Any:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from mtfc.compiler.diagnostics import Diagnostics, nearest
-from mtfc.compiler.ir.core import Function, Program, source_file, walk
+from mtfc.compiler.diagnostics import Diagnostics, did_you_mean
+from mtfc.compiler.ir.core import Function, Program, Value, source_file, walk
 from mtfc.compiler.passes.pipelines import run, simplification
 from mtfc.driver.data.files import write_text
 from mtfc.driver.errors import UsageError
@@ -17,11 +17,12 @@ from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
 from mtfc.driver.loading.selection import Case, LayoutOnMesh, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.values import PathOption, file_option
-from mtfc.placements.operators.operator_graph import operators_of
-from mtfc.reports.drawing import DrawnArray, DrawnOperator, layout_drawing, placement_drawing
+from mtfc.placements.operators.operator_graph import Operator, operators_of
+from mtfc.reports.drawing import DrawnOperator, layout_drawing, placement_drawing
 
 if TYPE_CHECKING:
     from mtfc.placements.declarations import DeclaredPlacement
+    from mtfc.placements.operators.strategy import Strategy
 
 MOST_ARRAYS = 40
 """Most arrays of a drawing unless they are asked for by name."""
@@ -72,36 +73,31 @@ def program_drawing(program: Program, names: Sequence[str] = ()) -> Drawing:
     return Drawing(layout_drawing(program.name, [(program.placed_on, layout, chosen)], rest))
 
 
-def _chosen(
-    known: Mapping[str, tuple[DrawnArray, bool]], names: Sequence[str]
-) -> tuple[list[DrawnArray], int]:
+def _chosen(known: Mapping[str, tuple[Value, bool]], names: Sequence[str]) -> tuple[list[Value], int]:
     """Return the arrays to draw, and the number of those that are left out. Raises `UsageError` for unknown names."""
-    for name in names:
-        if name not in known:
-            guess = nearest(name, known)
-            raise UsageError(
-                f"the model has no array `{name}`" + (f": did you mean `{guess}`?" if guess else "")
-            )
+    if unknown := [name for name in names if name not in known]:
+        help = did_you_mean(unknown[0], known)
+        raise UsageError(f"the model has no array `{unknown[0]}`{f': {help}' if help else ''}")
     own = [array for array, is_own in known.values() if is_own]
     chosen = [known[name][0] for name in names] or own[:MOST_ARRAYS]
     return chosen, 0 if names else max(0, len(own) - MOST_ARRAYS)
 
 
-def _arrays(program: Program) -> Iterator[tuple[str, tuple[DrawnArray, bool]]]:
+def _arrays(program: Program) -> Iterator[tuple[str, tuple[Value, bool]]]:
     """Yield the arrays of the forward pass by name, and whether a drawing has them by default."""
     function = program.function("step" if program.has_function("step") else "forward")
     for argument in function.arguments:
         if argument.role in ("input", "parameter"):
-            yield argument.value.name, (DrawnArray(argument.value.name, argument.value.type), True)
+            yield argument.value.name, (argument.value, True)
     yield from _named_values(function, source_file(program.functions))
 
 
-def _named_values(function: Function, own: str | None) -> Iterator[tuple[str, tuple[DrawnArray, bool]]]:
+def _named_values(function: Function, own: str | None) -> Iterator[tuple[str, tuple[Value, bool]]]:
     """Yield the values that a function computes in the forward pass. own: the file whose values a drawing has by default."""
     for eqn in walk(function.body):
         if eqn.path and eqn.stage == "forward" and not eqn.regions:
             is_own = eqn.span is not None and eqn.span.file == own
-            yield eqn.path, (DrawnArray(eqn.path, eqn.results[0].type), is_own)
+            yield eqn.path, (Value(eqn.path, eqn.results[0].type), is_own)
 
 
 def _multi_mesh(case: MultiMeshCase, program: Program, names: Sequence[str]) -> Drawing:
@@ -110,11 +106,11 @@ def _multi_mesh(case: MultiMeshCase, program: Program, names: Sequence[str]) -> 
     trains = any(each.name == "step" for each in multi_mesh.functions)
     function = multi_mesh.function("step" if trains else "forward")
     own = source_file([function.cut.function])
-    known: dict[str, tuple[int, tuple[DrawnArray, bool]]] = {}
+    known: dict[str, tuple[int, tuple[Value, bool]]] = {}
     for argument in function.cut.function.arguments:
         if argument.role in ("input", "parameter"):
             place = multi_mesh.places[argument.value.name]
-            known[argument.value.name] = place.part, (DrawnArray(argument.value.name, place.type), True)
+            known[argument.value.name] = place.part, (Value(argument.value.name, place.type), True)
     for segment in function.segments:
         for name, array in _named_values(segment.function, own):
             known.setdefault(name, (segment.part, array))
@@ -126,14 +122,17 @@ def _multi_mesh(case: MultiMeshCase, program: Program, names: Sequence[str]) -> 
     return Drawing(layout_drawing(program.name, groups, rest))
 
 
+def drawn(operators: Sequence[Operator], strategy: Strategy) -> list[DrawnOperator]:
+    """Return the operators of a graph under a strategy, as drawings have them."""
+    pairs = zip(operators, strategy, strict=True)
+    return [DrawnOperator(operator.name, each.degrees, each.devices) for operator, each in pairs]
+
+
 def _placement(program: Program, placement: DeclaredPlacement) -> Drawing:
     """Draw a placement. Raises `CompileError` if operators differ from those of the placement."""
     from mtfc.placements.declarations import strategy_of
 
     graph = operators_of(run(program, simplification()))
     strategy = strategy_of(placement, graph, Diagnostics())
-    operators = [
-        DrawnOperator(operator.name, each.degrees, each.devices)
-        for operator, each in zip(graph.operators, strategy, strict=True)
-    ]
+    operators = drawn(graph.operators, strategy)
     return Drawing(placement_drawing(program.name, placement.name, placement.devices, operators))

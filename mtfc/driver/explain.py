@@ -11,7 +11,7 @@ from mtfc.compiler.analysis.attention_forms import refusals
 from mtfc.compiler.analysis.equation_names import names_by_place
 from mtfc.compiler.analysis.provenance import SentArray, sent_arrays
 from mtfc.compiler.cost.volumes import PlacedCost, layout_cost
-from mtfc.compiler.ir.core import Program
+from mtfc.compiler.ir.core import Function, Program
 from mtfc.compiler.passes.fuse_attention import Reason, reasons
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.layout_targets import prepared
@@ -80,11 +80,16 @@ class ExplainedLayout:
 def explained_layout(program: Program, case: LayoutOnMesh, lowered: Program) -> ExplainedLayout:
     """Explain a layout of a program. lowered: the program under the layout."""
     cost = layout_cost(lowered, device=case.device)
-    names = names_by_place(prepared(program, case.mesh, case.layout))
-    function = lowered.function("step" if cost.trains else "forward")
-    sent = [*sent_arrays(function, case.mesh, case.layout, names)]
+    function, sent = sent_under(program, case, lowered)
     refused, limit = [*refusals(function, case.mesh)], recomputation(program, case, lowered)
     return ExplainedLayout(cost, sent, reasons(program), refused, limit)
+
+
+def sent_under(program: Program, case: LayoutOnMesh, lowered: Program) -> tuple[Function, list[SentArray]]:
+    """Return the function of a step or of a forward pass under a layout, and the arrays that a device sends in it."""
+    names = names_by_place(prepared(program, case.mesh, case.layout))
+    function = lowered.function("step" if lowered.has_function("step") else "forward")
+    return function, [*sent_arrays(function, case.mesh, case.layout, names)]
 
 
 def recomputation(program: Program, case: LayoutOnMesh, lowered: Program) -> Recomputation | None:

@@ -12,18 +12,17 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from mtfc.compiler.activity import PROGRESS, Progress, each_of, progress_to
-from mtfc.compiler.analysis.equation_names import names_by_place
-from mtfc.compiler.analysis.provenance import sent_arrays
 from mtfc.compiler.cost.device_graph import Machine
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.passes.fuse_attention import reasons
 from mtfc.driver.data.array_files import CHECKPOINTS, remote_steps, steps_in
-from mtfc.driver.data.files import RemoteFolder, is_remote, parsed_json, write_text
+from mtfc.driver.data.files import RemoteFolder, is_remote, write_text
+from mtfc.driver.draw import drawn
 from mtfc.driver.errors import UsageError, reason_of
+from mtfc.driver.explain import sent_under
 from mtfc.driver.loading.choice import Choice
-from mtfc.driver.loading.layout_targets import prepared
 from mtfc.driver.loading.selection import UNDISTRIBUTED, Case, LayoutOnMesh, Selection, say_left_out, select
 from mtfc.driver.loading.sources import Sources, known_as
 from mtfc.driver.loading.target import check_room, has_room, machine_of, target_of
@@ -34,7 +33,6 @@ from mtfc.driver.version import installed_version
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.parser import parse
 from mtfc.meshes.multi_mesh_step import multi_mesh_step
-from mtfc.reports.drawing import DrawnOperator
 from mtfc.reports.meshes_report import SimulatedMeshes
 from mtfc.reports.page.document import FORMAT, document
 from mtfc.reports.page.layout_data import ReportedLayout, report_json
@@ -181,19 +179,14 @@ def _reported_placement(
 
     simulated = simulate_placement(placement, program, hardware, target or hardware.name)
     operators = simulated.space.graph.operators
-    drawn = [
-        DrawnOperator(operator.name, each.degrees, each.devices)
-        for operator, each in zip(operators, simulated.found.strategy, strict=True)
-    ]
-    return ReportedPlacement(simulated, drawn, [span_of(each) for each in operators])
+    shown = drawn(operators, simulated.found.strategy)
+    return ReportedPlacement(simulated, shown, [span_of(each) for each in operators])
 
 
 def reported_layout(program: Program, case: LayoutOnMesh, hardware: Hardware) -> ReportedLayout:
     """Compile a global program for a layout, and simulate its step if the mesh fits on the machine."""
     lowered = case.lower(program)
-    names = names_by_place(prepared(program, case.mesh, case.layout))
-    function = lowered.function("step" if lowered.has_function("step") else "forward")
-    sent = list(sent_arrays(function, case.mesh, case.layout, names))
+    function, sent = sent_under(program, case, lowered)
     if not has_room(hardware, case.mesh):
         return ReportedLayout(lowered, program.dims, sent, reasons(program), None)
     step = simulate_layout(lowered, hardware)
@@ -355,10 +348,12 @@ NAME_A_RUN = "name the --dir of a training run, or a .mtf file"
 
 def _figures(path: str, text: str) -> list[dict[str, Any]]:
     """Return the figures of each step, by rising steps; the last line may be a part of one."""
+    from mtfc.driver.training.metrics import record_of
+
     lines = text.splitlines()
     found: dict[int, dict[str, Any]] = {}
     for number, line in enumerate(lines, 1):
-        record = _record_of(line)
+        record = record_of(line)
         if record is not None:
             found[record["step"]] = record
         elif number < len(lines):
@@ -366,12 +361,3 @@ def _figures(path: str, text: str) -> list[dict[str, Any]]:
     if not found:
         raise UsageError(f"{path} has no steps yet")
     return [found[step] for step in sorted(found)]
-
-
-def _record_of(line: str) -> dict[str, Any] | None:
-    try:
-        record = parsed_json(line)
-    except (ValueError, RecursionError):
-        return None
-    is_step = isinstance(record, dict) and type(record.get("step")) is int
-    return record if is_step else None

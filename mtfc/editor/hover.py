@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 import attrs
 from lsprotocol.types import CodeLens, Command, InlayHint, InlayHintKind, Range
 
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.initializers import DISTRIBUTIONS
-from mtfc.compiler.ir.printer import bytes_text
+from mtfc.compiler.ir.printer import axes_text, bytes_text, shown_layout
 from mtfc.compiler.ir.types import WRITTEN_BYTES, Mesh, TensorType
 from mtfc.editor import signatures
 from mtfc.editor.buffers import TextBuffer
@@ -63,9 +63,12 @@ def dimension(symbol: DeclaredSymbol, figures: CaseFigures | None) -> str:
     if figures is None or not sizes:
         return ""
     (size, *_) = sizes
-    splits = sorted({axes for type in types for dim, axes in _splits(type) if dim == symbol.name})
+    splits = sorted(
+        {axes for type in types for dim, axes in shown_layout(type).items() if dim == symbol.name}
+    )
     rows = [
-        f"split over `{_axes(axes)}`: {size // figures.mesh.size(axes):,} on each device" for axes in splits
+        f"split over `{', '.join(axes)}`: {size // figures.mesh.size(axes):,} on each device"
+        for axes in splits
     ]
     return f"\n\nsize {size:,}; {under(figures)}:" + _bullets(rows or ["whole on each device"])
 
@@ -84,7 +87,9 @@ def values(symbol: DeclaredSymbol, statement: Span | None, figures: CaseFigures 
 def _value_text(each: ValueFigures, mesh: Mesh) -> str:
     type, size = each.type, bytes_text(each.type.local_bytes(mesh))
     shape = " x ".join(f"{size:,}" for size in type.local_shape(mesh)) or "a scalar"
-    splits = [f"{dim} over `{_axes(axes)}` ({mesh.size(axes)})" for dim, axes in _splits(type)]
+    splits = [
+        f"{dim} over `{', '.join(axes)}` ({mesh.size(axes)})" for dim, axes in shown_layout(type).items()
+    ]
     split = f"; {', '.join(splits)}" if splits else "; whole on each device" if mesh.devices > 1 else ""
     pending = f"; a sum over `{', '.join(type.pending)}` is pending" if type.pending else ""
     return f"`{each.path}`: `{type}`; one device has {shape}, {size}{split}{pending}"
@@ -117,14 +122,6 @@ def _paragraph(text: str) -> str:
 
 def _bullets(rows: Iterable[str]) -> str:
     return "".join(f"\n- {row}" for row in rows)
-
-
-def _splits(type: TensorType) -> list[tuple[str, tuple[str, ...]]]:
-    return [(dim.name, axes) for dim, axes in zip(type.dims, type.splits, strict=True) if axes]
-
-
-def _axes(axes: Sequence[str]) -> str:
-    return ", ".join(axes)
 
 
 # Places that define values
@@ -177,14 +174,10 @@ def _hint(name: ast.Name, found: Iterable[ValueFigures], buffer: TextBuffer) -> 
 
 def split_text(type: TensorType) -> str:
     """Return `{batch: rows, hidden: cols} +{cols}`: the dimensions that are split, and the axes of pending sums."""
-    splits = ", ".join(f"{dim}: {_one_or_more(axes)}" for dim, axes in _splits(type))
+    splits = ", ".join(f"{dim}: {axes_text(axes, str)}" for dim, axes in shown_layout(type).items())
     sign = "+" if type.reduction == "sum" else type.reduction
     pending = f"{sign}{{{', '.join(type.pending)}}}" if type.pending else ""
     return " ".join(filter(None, (f"{{{splits}}}" if splits else "", pending)))
-
-
-def _one_or_more(axes: Sequence[str]) -> str:
-    return axes[0] if len(axes) == 1 else f"({', '.join(axes)})"
 
 
 # Lines above models and layouts

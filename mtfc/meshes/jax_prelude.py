@@ -110,7 +110,7 @@ def piece_on(held, wanted, device, number):
             places.append(tuple((a - c, b - c) for (a, b), (c, _) in zip(common, wanted, strict=True)))
             pieces.append(jax.device_put(cut(copies[number % len(copies)], own), device))
     shape = tuple(last - first for first, last in wanted)
-    return assembled(shape, tuple(places), *pieces)
+    return assembled(shape, tuple(places), False, *pieces)
 
 
 def ends_of(index, shape):

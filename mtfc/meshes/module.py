@@ -340,15 +340,10 @@ class _Calls:
         return self.reads[-1]
 
     def _results(self) -> Iterator[str]:
-        roles = {name: argument.role for name, argument in self.arguments.items()}
-        groups: dict[str, list[tuple[str, str]]] = {"outputs": []} if self.form.outputs else {}
-        groups |= {group: [] for group in self.form.gives.values()}
-        for output in self.function.cut.function.outputs:
-            key = output.updates or output.name
-            group = self.form.gives[roles[output.updates]] if output.updates else "outputs"
-            groups[group].append((key, self._returned(output)))
+        groups = self.form.groups(self.function.cut.function)
         names = {name: f"new_{name}" if name in LOCALS and name != "outputs" else name for name in groups}
-        for group, entries in groups.items():
+        for group, outputs in groups.items():
+            entries = [(key, self._returned(output)) for key, output in outputs.items()]
             yield f"{names[group]} = {dict_text(entries, indent=0)}"
         yield f"return {', '.join(names.values())}"
 

@@ -6,7 +6,7 @@ value travels on the innermost link that connects both meshes. All devices of a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 
 import attrs
@@ -18,6 +18,7 @@ from mtfc.compiler.cost.task_graph import Id, Task, TaskGraph
 from mtfc.compiler.cost.topology import Lane, lanes
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.types import Mesh
+from mtfc.compiler.records import sums
 from mtfc.meshes.multi_mesh_cost import MultiMeshCost, Travel, multi_mesh_cost
 from mtfc.meshes.multi_mesh_program import MultiMeshProgram
 
@@ -52,12 +53,12 @@ class MultiMeshStep(TimedStep[Seconds]):
         """
         meshes = [each.mesh for each in self.cost.meshes]
         devices = sum(mesh.devices for mesh in meshes)
-        found: dict[Span | None, float] = {}
-        for mesh, lines in zip(meshes, self.mesh_lines, strict=True):
-            for span, each in lines.items():
-                found[span] = found.get(span, 0.0) + (each.compute + each.exposed) * mesh.devices / devices
-        found[None] = found.get(None, 0.0) + self.seconds - sum(found.values())
-        return found
+        found: dict[Span | None, float] = sums(
+            (span, (each.compute + each.exposed) * mesh.devices / devices)
+            for mesh, lines in zip(meshes, self.mesh_lines, strict=True)
+            for span, each in lines.items()
+        )
+        return {**found, None: found.get(None, 0.0) + self.seconds - sum(found.values())}
 
 
 def multi_mesh_step(multi_mesh: MultiMeshProgram, hardware: Hardware) -> MultiMeshStep:
@@ -145,12 +146,12 @@ class _TimedStep:
         """The seconds of each line of the source, in all segments and travels."""
         entries = [entry for step in self.steps for entry in step.lines.items()]
         entries += [(each.travel.span, Seconds(communication=each.seconds)) for each in self.travels]
-        return _sums(entries)
+        return sums(entries)
 
     def mesh_lines(self, mesh: int) -> dict[Span | None, Seconds]:
         """Return the seconds of each line of the source in the segments of a mesh."""
         pairs = zip(self.parts, self.steps, strict=True)
-        return _sums(entry for part, step in pairs if part == mesh for entry in step.lines.items())
+        return sums(entry for part, step in pairs if part == mesh for entry in step.lines.items())
 
     @property
     def busy(self) -> tuple[float, ...]:
@@ -166,13 +167,6 @@ class _TimedStep:
         pairs = zip(self.parts, self.steps, strict=True)
         work = sum(step.ideal * self.meshes[part].devices for part, step in pairs)
         return work / sum(mesh.devices for mesh in self.meshes)
-
-
-def _sums(entries: Iterable[tuple[Span | None, Seconds]]) -> dict[Span | None, Seconds]:
-    found: dict[Span | None, Seconds] = {}
-    for span, seconds in entries:
-        found[span] = found.get(span, Seconds()) + seconds
-    return found
 
 
 # Links

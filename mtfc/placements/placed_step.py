@@ -19,7 +19,7 @@ from mtfc.compiler.cost.hardware import Device
 from mtfc.compiler.cost.step_time import Event, Seconds, TimedStep
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Stage
-from mtfc.compiler.records import Summed
+from mtfc.compiler.records import Summed, sums
 from mtfc.placements.operators.cotangent_flow import CotangentFlow
 from mtfc.placements.operators.operator_graph import Operator, OperatorStep
 from mtfc.placements.operators.operator_parts import OperatorParts
@@ -166,11 +166,9 @@ def placed_step(tasks: StrategyTasks, found: EvaluatedStrategy) -> PlacedStep:
 
 
 def _lines(tasks: StrategyTasks, found: EvaluatedStrategy) -> dict[Span | None, Attribution]:
-    lines: dict[Span | None, Attribution] = {}
-    for operator, attribution in attributions(tasks, found).items():
-        span = None if operator is None else span_of(tasks.graph.operators[operator])
-        lines[span] = lines.get(span, Attribution()) + attribution
-    return lines
+    operators = tasks.graph.operators
+    found_by = attributions(tasks, found).items()
+    return sums((None if number is None else span_of(operators[number]), each) for number, each in found_by)
 
 
 def _memory(tasks: StrategyTasks, found: EvaluatedStrategy) -> dict[str, int]:

@@ -12,6 +12,7 @@ from itertools import product
 
 import attrs
 
+from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.printer import layout_summary
 from mtfc.compiler.ir.types import Axes, Layout, Mesh, TensorType
 
@@ -24,14 +25,6 @@ MOST_CELLS = 1024
 
 LABELLED = 14.0
 """Least pixels of a part with a label."""
-
-
-@attrs.frozen
-class DrawnArray:
-    """An array of a program under a layout."""
-
-    name: str
-    type: TensorType
 
 
 @attrs.frozen
@@ -69,9 +62,7 @@ class _Panel:
         return -(-len(self.cells) // self.columns)
 
 
-def layout_drawing(
-    model: str, meshes: Sequence[tuple[Mesh, Layout, Iterable[DrawnArray]]], rest: int = 0
-) -> str:
+def layout_drawing(model: str, meshes: Sequence[tuple[Mesh, Layout, Iterable[Value]]], rest: int = 0) -> str:
     """Return the SVG of a layout: the devices of each mesh, then each array there. rest: the number of arrays left out."""
     on = "" if len(meshes) == 1 else " on {}"
     rules = ", ".join(f"{layout_summary(layout)}{on.format(mesh.name)}" for mesh, layout, _ in meshes)
@@ -104,7 +95,7 @@ def _mesh_panel(mesh: Mesh) -> _Panel:
     return _Panel(f"mesh {mesh.name}", f"[{mesh.axes_text}]", mesh.axes[-1][1], cells, sides)
 
 
-def _array_panel(array: DrawnArray, mesh: Mesh) -> _Panel:
+def _array_panel(array: Value, mesh: Mesh) -> _Panel:
     """Return the parts of an array: its split dimensions, or two of all. The last one stands across, the others down."""
     type = array.type
     degrees = [mesh.size(axes) for axes in type.splits]

@@ -10,6 +10,7 @@ from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Equation
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.passes.fuse_attention import Reason
+from mtfc.compiler.records import sums
 from mtfc.reports.source_lines import Line, line_of, place_json, place_text, source_text
 from mtfc.reports.table import aligned
 
@@ -62,10 +63,11 @@ def _place(span: Span | None, own: str | None) -> str:
 
 
 def _by_rule(found: Sequence[SentArray]) -> list[str]:
-    totals: dict[AppliedRule, int] = {}
-    for each in found:
-        for rule in dict.fromkeys(cause.rule for cause in each.causes if cause.rule.is_written):
-            totals[rule] = totals.get(rule, 0) + each.bytes
+    totals: dict[AppliedRule, int] = sums(
+        (rule, each.bytes)
+        for each in found
+        for rule in dict.fromkeys(cause.rule for cause in each.causes if cause.rule.is_written)
+    )
     rows = [[str(rule), bytes_text(size)] for rule, size in sorted(totals.items(), key=lambda item: -item[1])]
     return aligned(rows, right={1}, indent="    ") if rows else []
 

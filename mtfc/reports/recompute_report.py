@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -11,7 +11,7 @@ from mtfc.compiler.cost.sizes import whole
 from mtfc.compiler.cost.volumes import PlacedCost
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.printer import bytes_text
-from mtfc.compiler.records import Summed
+from mtfc.compiler.records import Summed, sums
 from mtfc.reports.source_lines import fitted, line_rows, place_json
 from mtfc.reports.table import count_text, flops_text
 
@@ -40,24 +40,21 @@ class Recomputation:
 
     def lines(self) -> list[tuple[Span | None, KeptLine]]:
         """Return the figures of each place where the limit keeps something, or changed something."""
-        found: dict[Span | None, KeptLine] = {}
-
-        def add(span: Span | None, line: KeptLine) -> None:
-            found[span] = found.get(span, KeptLine()) + line
-
-        for sign, cost in ((-1, self.without), (1, self.within)):
-            for charge in cost.step:
-                add(
-                    charge.span,
-                    KeptLine(flops=sign * whole(charge.flops), sent=sign * whole(charge.sent.bytes)),
-                )
-            for span, size in cost.memory.kept:
-                add(span, KeptLine(kept=whole(size) if sign > 0 else 0, saved=-sign * whole(size)))
+        found = sums((*_figures(-1, self.without), *_figures(1, self.within)))
         return [(span, line) for span, line in found.items() if any(attrs.astuple(line))]
 
     @property
     def total(self) -> KeptLine:
         return sum((line for _, line in self.lines()), start=KeptLine())
+
+
+def _figures(sign: int, cost: PlacedCost) -> Iterator[tuple[Span | None, KeptLine]]:
+    """Yield the figures of each place in a step, which count with a sign."""
+    for charge in cost.step:
+        flops, sent = sign * whole(charge.flops), sign * whole(charge.sent.bytes)
+        yield charge.span, KeptLine(flops=flops, sent=sent)
+    for span, size in cost.memory.kept:
+        yield span, KeptLine(kept=whole(size) if sign > 0 else 0, saved=-sign * whole(size))
 
 
 def recompute_report(found: Recomputation, sources: Mapping[str, str]) -> str:

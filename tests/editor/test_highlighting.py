@@ -14,7 +14,6 @@ import pytest
 from pygments.token import Error, string_to_tokentype
 
 from mtfc.compiler.diagnostics import Diagnostics
-from mtfc.editor import textmate
 from mtfc.editor.pygments_lexer import MtfLexer
 from mtfc.editor.token_kinds import HIGHLIGHTS, JOINING, LEADING, TokenKind, classified, keywords
 from mtfc.frontend.syntax.brackets import arrange
@@ -22,6 +21,7 @@ from mtfc.frontend.syntax.lexer import COMMENT, END, RESERVED, SEPARATOR, WORD, 
 from mtfc.frontend.syntax.parser import _Parser
 from mtfc.frontend.syntax.tree_builder import TreeBuilder
 from tests.documents import ROOT
+from tests.editor import textmate
 
 FILES = sorted([*(ROOT / "examples").rglob("*.mtf"), *(ROOT / "mtfc/std").rglob("*.mtf")])
 GRAMMAR = ROOT / "editors/vscode/syntaxes/mtf.tmLanguage.json"

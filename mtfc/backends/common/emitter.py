@@ -156,17 +156,11 @@ class Emitter:
                 yield from filter(None, [self.dialect.after(argument.value, name)])
 
     def _results(self, function: Function) -> Iterator[str]:
-        roles = {argument.value.name: argument.role for argument in function.arguments}
-        form = FORMS[function.name]
-        names: dict[str, list[str]] = {"outputs": []} if form.outputs else {}
-        names |= {group: [] for group in form.gives.values()}
-        for output in function.outputs:
-            group = form.gives[roles[output.updates]] if output.updates else "outputs"
-            key = output.updates or output.name
-            names[group].append(f'"{key}": {self.identifier(output.value)}')
-        for group, entries in names.items():
+        groups = FORMS[function.name].groups(function)
+        for group, outputs in groups.items():
+            entries = (f'"{key}": {self.identifier(output.value)}' for key, output in outputs.items())
             yield f"{group} = {{{', '.join(entries)}}}"
-        yield f"return {', '.join(names)}"
+        yield f"return {', '.join(groups)}"
 
     def body(self, function: Function) -> Iterator[str]:
         """Yield the statements of the body, not indented, up to the definitions of its outputs."""

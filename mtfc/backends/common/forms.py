@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 import attrs
 
+from mtfc.compiler.ir.core import Function, Output
+
 
 @attrs.frozen
 class Form:
@@ -26,6 +28,16 @@ class Form:
     @property
     def signature(self) -> str:
         return ", ".join([*self.takes.values(), *(["step"] if self.counts else [])])
+
+    def groups(self, function: Function) -> dict[str, dict[str, Output]]:
+        """Return the outputs of a function by the dict that returns them, and by their keys there."""
+        roles = {argument.value.name: argument.role for argument in function.arguments}
+        found: dict[str, dict[str, Output]] = {"outputs": {}} if self.outputs else {}
+        found |= {group: {} for group in self.gives.values()}
+        for output in function.outputs:
+            group = self.gives[roles[output.updates]] if output.updates else "outputs"
+            found[group][output.updates or output.name] = output
+        return found
 
 
 _MODEL = {"parameter": "params", "input": "inputs"}

@@ -16,13 +16,13 @@ import attrs
 from mtfc.backends.registry import BACKENDS
 from mtfc.compiler.activity import doing
 from mtfc.compiler.diagnostics import CompileError, Diagnostics
-from mtfc.compiler.ir.core import Function, Program, walk
-from mtfc.compiler.ir.types import Dim, Layout, Mesh, Rules, TensorType
+from mtfc.compiler.ir.core import Program, walk
+from mtfc.compiler.ir.types import Dim, Layout, Mesh, Rules
 from mtfc.compiler.passes.pass_base import Pass
 from mtfc.compiler.passes.pipelines import Observer, default_pipeline, pipeline_of, within_memory
 from mtfc.compiler.passes.recompute import Recompute
 from mtfc.driver.data.files import read_neighbour
-from mtfc.driver.data.inputs import inputs_of, joined_axis
+from mtfc.driver.data.inputs import input_types, joined_axis
 from mtfc.driver.errors import UsageError, say
 from mtfc.driver.loading.choice import Choice, ProgramSource
 from mtfc.driver.loading.layout_targets import layout_targets
@@ -436,8 +436,8 @@ def _conflicts(program: Program, resized: Program, dim: str, inputs: Sequence[st
     for before, after in zip(program.parameters, resized.parameters, strict=True):
         if before.type != after.type:
             yield f"the shape of parameter `{before.name}` depends on `{dim}`"
-    types = _types(resized.function("forward"))
-    for name, type in _types(program.function("forward")).items():
+    types = input_types(resized.function("forward"))
+    for name, type in input_types(program.function("forward")).items():
         if name in inputs and type.names[0] != dim:
             yield f"the first dimension of `{name}` is `{type.names[0]}`, and not `{dim}`"
         elif name not in inputs and type != types[name]:
@@ -454,10 +454,6 @@ def _apart(program: Program, resized: Program, dim: str) -> Iterator[str]:
         axis = joined_axis(output.value.type, {dim})
         if [*before[:axis], *before[axis + 1 :]] != [*after[:axis], *after[axis + 1 :]]:
             yield f"a further dimension of output `{output.name}` depends on `{dim}`"
-
-
-def _types(function: Function) -> dict[str, TensorType]:
-    return {argument.value.name: argument.value.type.unsplit() for argument in inputs_of(function)}
 
 
 def _sizes(program: Program) -> dict[str, int]:

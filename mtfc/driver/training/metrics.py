@@ -127,18 +127,19 @@ def _drop_later_lines(path: Path, after: int, is_own: Callable[[FiguresOfStep], 
     has no step.
     """
     lines = path.read_text("utf-8").splitlines(keepends=True)
-    steps = [_step_of(line) for line in lines]
-    if None in steps[:-1] or (lines and steps[-1] is None and not BEGUN.fullmatch(lines[-1])):
+    records = [record_of(line) for line in lines]
+    if None in records[:-1] or (lines and records[-1] is None and not BEGUN.fullmatch(lines[-1])):
         raise UsageError(
             f"{path} has lines that `mtfc train` has not written: name another file with --log, or another --dir"
         )
-    figures = {step: json.loads(line) for line, step in zip(lines, steps, strict=True) if step is not None}
+    figures = {record["step"]: record for record in records if record}
     if lines and not is_own(figures):
         aside = next(place for i in count(1) if not (place := path.with_name(f"{path.name}.{i}")).exists())
         path.rename(aside)
         say(f"{path} had the figures of another run: they are in {aside}")
         return 0
-    kept = [line for line, step in zip(lines, steps, strict=True) if step is not None and step <= after]
+    pairs = zip(lines, records, strict=True)
+    kept = [line for line, record in pairs if record and record["step"] <= after]
     replace_file(path, lambda file: file.write("".join(kept).encode()))
     return len(lines) - len(kept)
 
@@ -147,20 +148,23 @@ BEGUN = re.compile(r'\{("(s(t(e(p(".*)?)?)?)?)?)?')
 """The part of a line that a killed process has written."""
 
 
-def _step_of(line: str) -> int | None:
+def record_of(line: str) -> dict[str, Any] | None:
+    """Return the figures of a line; None for a line that `mtfc train` has not written, or not whole."""
     try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        record = parsed_json(line)
+    except ValueError:
         return None
+    is_step = isinstance(record, dict) and type(record.get("step")) is int
+    return record if is_step else None
 
 
 def figures_in(path: Path, step: int) -> Mapping[str, Any]:
     """Return the figures of a step; none if the file does not have them."""
-    try:
-        lines = [json.loads(line) for line in path.read_text("utf-8").splitlines() if _step_of(line) == step]
-    except (OSError, ValueError):
-        return {}
-    return lines[-1] if lines else {}
+    with suppress(OSError, ValueError):
+        for record in map(record_of, reversed(path.read_text("utf-8").splitlines())):
+            if record and record["step"] == step:
+                return record
+    return {}
 
 
 @attrs.define

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from mtfc.backends.common.emitter import all_values
 from mtfc.backends.exact.check import ExactReference, ExactResult, computed_elements
 from mtfc.backends.exact.residues import NotExact
 from mtfc.compiler.activity import doing, each_of
 from mtfc.compiler.analysis.small_sizes import Shrinking, SmallSizes, small_sizes
 from mtfc.compiler.ir.builder import VerifyError
-from mtfc.compiler.ir.core import Equation, Function, Program, Value
+from mtfc.compiler.ir.core import Equation, Program
 from mtfc.compiler.ir.opdef import OpError
 from mtfc.compiler.ir.resizing import Renumbering, smaller_program
 from mtfc.compiler.ir.twins import plain, smaller, twin
@@ -281,7 +282,7 @@ def _checked(program: Program, case: LayoutOnMesh, how: Shrinking, seed: int, de
 def _claims(found: SmallPrograms) -> Mapping[str, SizeClaim]:
     """Return for each dimension and mesh axis the sizes that the check speaks for."""
     parts: dict[str, int] = {}
-    for value in (value for each in found.whole.functions for value in _values(each)):
+    for value in (value for each in found.whole.functions for value in all_values(each)):
         for dim, axes in zip(value.type.dims, value.type.splits, strict=True):
             parts[dim.name] = lcm(parts.get(dim.name, 1), plain(found.case.mesh.size(axes)))
     sizes = {name: (dim.size, parts[name]) for name, dim in found.program.dims.items() if name in parts}
@@ -291,15 +292,6 @@ def _claims(found: SmallPrograms) -> Mapping[str, SizeClaim]:
         name: SizeClaim(plain(size), multiple, tuple(smaller(size, i) for i in count))
         for name, (size, multiple) in sizes.items()
     }
-
-
-def _values(function: Function) -> Iterator[Value]:
-    for argument in function.arguments:
-        yield argument.value
-    for eqn in function.body:
-        yield from eqn.results
-        for region in eqn.regions:
-            yield from _values(region)
 
 
 def verify_all_sizes(

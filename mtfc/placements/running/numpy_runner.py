@@ -142,16 +142,13 @@ class ArrayTasks(TaskList):
     def _cut(self, x: Array, ends: Ends) -> list[Array]:
         return [x[tuple(slice(*each) for each in ends)]]
 
-    def _assembled(self, shape: tuple[int, ...], places: Sequence[Ends], *pieces: Array) -> list[Array]:
+    def _assembled(
+        self, shape: tuple[int, ...], places: Sequence[Ends], adds: bool, *pieces: Array
+    ) -> list[Array]:
         whole = self.numpy.zeros(shape, pieces[0].dtype)
         for ends, piece in zip(places, pieces, strict=True):
-            whole[tuple(slice(*each) for each in ends)] = piece
-        return [whole]
-
-    def _scattered(self, shape: tuple[int, ...], places: Sequence[Ends], *pieces: Array) -> list[Array]:
-        whole = self.numpy.zeros(shape, pieces[0].dtype)
-        for ends, piece in zip(places, pieces, strict=True):
-            whole[tuple(slice(*each) for each in ends)] += piece
+            there = tuple(slice(*each) for each in ends)
+            whole[there] = whole[there] + piece if adds else piece
         return [whole]
 
     def _total(self, first: Array, *others: Array) -> list[Array]:

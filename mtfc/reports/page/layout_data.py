@@ -3,21 +3,25 @@
 `cost` is the record of `mtfc cost --format json`, and each layout's `step` is that of `mtfc simulate`, `explain` that of `mtfc
 explain`. The other entries split these figures up: by line, by equation over the step, by kernel, by collective.
 
-Lists stand for records wherever there are many of them: `EVENT`, `MOMENT`, `KERNEL` and `ARRAY` name their entries. Their names
-and files are numbers of entries of `texts`.
+Lists stand for records wherever there are many of them. Their names and files are numbers of entries of `texts`:
+
+- a bar of a timeline: lane, name, start, seconds, stage, file, line, op
+- a moment of the memory: name, stage, file, line, and the bytes of each of `KINDS`
+- a kernel: name, stage, file, line, flops, bytes, seconds, dtype
+- an array: name, role, file, line, own_lines, dtype, dims, splits, pending, bytes, times
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import attrs
 
 from mtfc.compiler.analysis.provenance import SentArray
 from mtfc.compiler.cost.effects.memory import ARGUMENTS
-from mtfc.compiler.cost.effects.memory_profile import KINDS, memory_moments
-from mtfc.compiler.cost.effects.roofline import KernelWork, work
+from mtfc.compiler.cost.effects.memory_profile import memory_moments
+from mtfc.compiler.cost.effects.roofline import work
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.cost.serial_time import lanes_of
 from mtfc.compiler.cost.sizes import Numbers, whole
@@ -38,11 +42,6 @@ from mtfc.reports.page.what_if import formulas_json, sizes_json
 from mtfc.reports.provenance_report import provenance_json, separate_json
 from mtfc.reports.source_lines import Line, chain_of, line_of
 from mtfc.reports.step_report import SimulatedLayout
-
-EVENT = ("lane", "name", "start", "seconds", "stage", "file", "line", "op")
-MOMENT = ("name", "stage", "file", "line", *KINDS)
-KERNEL = ("name", "stage", "file", "line", "flops", "bytes", "seconds", "dtype")
-ARRAY = ("name", "role", "file", "line", "own_lines", "dtype", "dims", "splits", "pending", "bytes", "times")
 
 
 class Texts:
@@ -200,7 +199,7 @@ def _arrays(function: Function, mesh: Mesh, own: str | None, texts: Texts) -> It
         value, span = argument.value, argument.span
         if span is not None:
             yield [*named_array(value.type, value.name, argument.role, span, mesh, own, texts), 1]
-    for eqn, times in _with_trips(function):
+    for eqn, _, times in _executed(function, _body, 1):
         if eqn.path and eqn.span and eqn.stage == "forward" and not eqn.regions:
             type = eqn.results[0].type
             yield [*named_array(type, eqn.path, "value", eqn.span, mesh, own, texts), times]
@@ -209,7 +208,7 @@ def _arrays(function: Function, mesh: Mesh, own: str | None, texts: Texts) -> It
 def named_array(
     type: TensorType, name: str, role: str, span: Span, mesh: Mesh, own: str | None, texts: Texts
 ) -> list[Any]:
-    """Return the entries of `ARRAY` for an array, but for the last."""
+    """Return the entries of an array, but for the last."""
     dims = [[dim.name, dim.size] for dim in type.dims]
     splits, pending = [list(axes) for axes in type.splits], list(type.pending)
     place = [texts(span.file), span.line, _own_lines(span, own)]
@@ -221,11 +220,21 @@ def _own_lines(span: Span | None, own: str | None) -> list[int]:
     return [each.line for each in chain_of(span) if each.file == own]
 
 
-def _with_trips(function: Function, times: int = 1) -> Iterator[tuple[Equation, int]]:
-    for eqn in function.body:
-        yield eqn, times
+def _body(function: Function) -> Sequence[Equation]:
+    return function.body
+
+
+Each = TypeVar("Each")
+
+
+def _executed(
+    function: Function, of: Callable[[Function], Iterable[Each]], times: int
+) -> Iterator[tuple[Equation, Each, int]]:
+    """Yield each equation, what `of` says of it, and the iterations of the loops around it."""
+    for eqn, each in zip(function.body, of(function), strict=True):
+        yield eqn, each, times
         if eqn.regions:
-            yield from _with_trips(region_of(eqn), times * dim_of(eqn).size)
+            yield from _executed(region_of(eqn), of, times * dim_of(eqn).size)
 
 
 # The step over time
@@ -290,7 +299,7 @@ def _collectives(function: Function, cost: PlacedCost, topology: Topology | None
     groups = grouped((c for c in cost.step if c.kind is not None), lambda charge: (charge.kind, charge.axes))
     sums = {key: sum((c.sent for c in charges), start=SentVolume()) for key, charges in groups.items()}
     seconds: dict[Any, dict[str, float]] = {key: {} for key in sums}
-    for eqn, times in _with_trips(function) if topology else ():
+    for eqn, _, times in _executed(function, _body, 1) if topology else ():
         if has_trait(eqn, "sends") and topology:
             lanes = seconds[kind_of(eqn), axes_of(eqn)]
             for lane, each in lanes_of(eqn, topology).items():
@@ -319,7 +328,7 @@ def _lanes(topology: Topology) -> dict[str, list[list[Any]]]:
 def _kernels(function: Function, mesh: Mesh, hardware: Hardware, texts: Texts) -> list[list[Any]]:
     """Return FLOPs, bytes and seconds of the kernels of each equation in a step; equal places are one kernel."""
     found: dict[tuple[Any, ...], list[float]] = {}
-    for eqn, kernel, times in _works(function, mesh, hardware, 1):
+    for eqn, kernel, times in _executed(function, lambda each: work(each, mesh, hardware.device), 1):
         if kernel.seconds:
             dtype = (eqn.operands or eqn.results)[0].type.dtype
             file, line = line_of(eqn.span)
@@ -328,12 +337,3 @@ def _kernels(function: Function, mesh: Mesh, hardware: Hardware, texts: Texts) -
             for i, each in enumerate((kernel.flops, kernel.bytes, kernel.seconds)):
                 sums[i] += each * times
     return [[*key[:4], flops, size, short(seconds), key[4]] for key, (flops, size, seconds) in found.items()]
-
-
-def _works(
-    function: Function, mesh: Mesh, hardware: Hardware, times: int
-) -> Iterator[tuple[Equation, KernelWork, int]]:
-    for eqn, each in zip(function.body, work(function, mesh, hardware.device), strict=True):
-        yield eqn, each, times
-        if eqn.regions:
-            yield from _works(region_of(eqn), mesh, hardware, times * dim_of(eqn).size)

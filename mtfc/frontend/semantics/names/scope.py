@@ -204,12 +204,16 @@ class Scope:
         name: ast.Name | ast.Path,
         known: Collection[str],
         help: str | None = None,
+        meant: str | None = None,
     ) -> Literal[False]:
-        """Report that `name` is not among the known names, and suggest the most similar one; else give `help`. Return False."""
+        """Report that `name` is not among the known names, and suggest the most similar one; else give `help`. Return False.
+
+        meant: help that says what is meant, before any similar name.
+        """
         if name.text in self.doubtful:
             return False
-        near = self.reports.nearest(name.text, known)
-        advice = f"did you mean `{near}`?" if near else help
+        near = None if meant else self.reports.nearest(name.text, known)
+        advice = meant or (f"did you mean `{near}`?" if near else help)
         if advice is None and self.reports.suggests:
             advice = listing(known)
         return self.error(code, message, name.span, help=advice)
@@ -373,10 +377,8 @@ def unknown_function(
     name = function.text
     help = "a model is an entry point, and cannot be called" if name in scope.models else None
     help = "it is a value, and cannot be called" if name in values else help or _habit(scope, name, {})
-    if help and name not in scope.doubtful:
-        scope.error("E104", f"unknown function `{name}`", function.span, help=help)
-    else:
-        scope.unknown("E104", f"unknown function `{name}`", function, (*builtins, *scope.functions))
+    known = (*builtins, *scope.functions)
+    scope.unknown("E104", f"unknown function `{name}`", function, known, meant=help)
 
 
 def unknown_value(scope: Scope, node: ast.Name | ast.Path, values: Mapping[str, object]) -> None:
@@ -387,11 +389,8 @@ def unknown_value(scope: Scope, node: ast.Name | ast.Path, values: Mapping[str, 
     value, help = values.get(head), other_libraries.VALUES.get(node.text)
     if attribute and isinstance(value, Value):
         help = other_libraries.attribute(attribute, value.type.names)
-    if help and node.text not in scope.doubtful:
-        message = f"`{head}` has no `{attribute}`" if attribute else f"unknown value `{node.text}`"
-        scope.error("E101", message, node.span, help=help)
-    else:
-        scope.unknown("E101", f"unknown value `{node.text}`", node, values)
+    message = f"`{head}` has no `{attribute}`" if attribute and help else f"unknown value `{node.text}`"
+    scope.unknown("E101", message, node, values, meant=help)
 
 
 def product_help(node: ast.Binary, left: tuple[Dim, ...], right: tuple[Dim, ...]) -> str:
@@ -439,10 +438,8 @@ def _missing(scope: Scope, function: ast.Path, builtins: Mapping[str, str]) -> N
         return
     message = f"module `{head}` has no function `{'.'.join(rest)}`"
     usage = f"write `{builtins[last]}`" if last in builtins else None
-    if advice := other_libraries.LAYERS.get(last) or usage:
-        scope.error("E104", message, function.span, help=advice)
-    else:
-        scope.unknown("E104", message, function, [f"{head}.{name}" for name in module.functions])
+    known = [f"{head}.{name}" for name in module.functions]
+    scope.unknown("E104", message, function, known, meant=other_libraries.LAYERS.get(last) or usage)
 
 
 def _import(scope: Scope, function: ast.Path, builtins: Mapping[str, str]) -> str | None:

@@ -47,21 +47,13 @@ def cut(x, ends):
     return x[tuple(slice(*each) for each in ends)]
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def assembled(shape, places, *pieces):
-    """Return the array that has each piece at its place."""
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def assembled(shape, places, adds, *pieces):
+    """Return the array that has each piece at its place, or the sum of pieces there; elements without a piece are 0."""
     whole = jnp.zeros(shape, pieces[0].dtype)
     for ends, piece in zip(places, pieces, strict=True):
-        whole = whole.at[tuple(slice(*each) for each in ends)].set(piece)
-    return whole
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def scattered(shape, places, *pieces):
-    """Return the sum of pieces, each at its place; elements without a piece are 0."""
-    whole = jnp.zeros(shape, pieces[0].dtype)
-    for ends, piece in zip(places, pieces, strict=True):
-        whole = whole.at[tuple(slice(*each) for each in ends)].add(piece)
+        there = whole.at[tuple(slice(*each) for each in ends)]
+        whole = there.add(piece) if adds else there.set(piece)
     return whole
 
 

@@ -163,19 +163,18 @@ class FunctionWriter:
 
     def _finished(self, function: Function, variables: Variables, owners: Mapping[Value, str] = {}) -> str:
         """Return the definition of a function of variables. owners: argument that is the result of a pass -> its parameter."""
-        form, roles = FORMS[function.name], {a.value.name: a.role for a in function.arguments}
+        form = FORMS[function.name]
         own = {a.value: a.value.name for a in function.arguments if a.role == "parameter"} | dict(owners)
         states = ((a.value, self.plan.owner(a.value.name)) for a in function.arguments if a.role == "state")
         own |= {value: owner for value, owner in states if owner is not None}
         plan = self.plan
         found = Piecewise(plan.functions, self.tasks, plan.parameters, function, own, variables).run()
-        returned: dict[str, Returned] = {"outputs": {}} if form.outputs else {}
-        returned |= {f"new_{group}": {} for group in form.gives.values()}
-        for output in function.outputs:
-            if output.updates is None:
-                returned["outputs"][output.name] = found[output.name][0]
+        returned = dict[str, Returned]()
+        for group, outputs in form.groups(function).items():
+            if group == "outputs":
+                returned[group] = {key: found[key][0] for key in outputs}
             else:
-                returned[f"new_{form.gives[roles[output.updates]]}"][output.updates] = found[output.name]
+                returned[f"new_{group}"] = {key: found[output.name] for key, output in outputs.items()}
         return self.definition(form.name, form.signature, summary(function), returned)
 
     def _passes(

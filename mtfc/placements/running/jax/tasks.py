@@ -127,11 +127,11 @@ class TaskList:
             return self.total(device, [each.name for each in pieces], base)
         shape = tuple(last - first for first, last in wanted)
         places = tuple(relative(each.ends, wanted) for each in pieces)
-        reads = [each.name for each in pieces]
-        function = "scattered" if adds else "assembled"
-        key = (function, shape, places, *reads)
-        given = [shape, places, *reads]
-        return self._once(key, lambda: self.apply(device, function, given, [base], volume(wanted))[0])
+        given = (shape, places, adds, *(each.name for each in pieces))
+        return self._once(
+            ("assembled", *given),
+            lambda: self.apply(device, "assembled", given, [base], volume(wanted))[0],
+        )
 
     def total(self, device: int, names: Sequence[str], base: str) -> str:
         if len(names) == 1:

@@ -1,16 +1,14 @@
 """The TextMate grammar of the language, for VS Code and other editors, made from the words of the compiler.
 
-`python -m mtfc.editor.textmate FILE` writes it. Each pattern is a plain `match`, tried in order, so that the first one that fits
-the text decides. The patterns are regular expressions of Python and of Oniguruma alike.
+`pytest --update-golden tests/editor/test_highlighting.py` writes it. Each pattern is a plain `match`, tried in order, so that the
+first one that fits the text decides. The patterns are regular expressions of Python and of Oniguruma alike.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from mtfc.editor.token_kinds import CONSTANTS, DTYPES, FUNCTIONS, HIGHLIGHTS, JOINING, LEADING, TokenKind
@@ -83,7 +81,3 @@ def _pattern(kind: TokenKind, match: str) -> dict[str, Any]:
 def text() -> str:
     """Return the text of the grammar's file."""
     return json.dumps(grammar(), indent=2) + "\n"
-
-
-if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(text(), "utf-8")
