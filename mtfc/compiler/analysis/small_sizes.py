@@ -130,7 +130,8 @@ def _handed_on(program: Program, mesh: Mesh, layout: Layout) -> Iterator[tuple[s
         dims = {dim.name: dim for a in carried(region_of(eqn)) for dim in a.value.type.dims}
         for name in dims if dim_of(eqn).name == each.loop else ():
             taken = others | {axis for other in dims for axis in layout.rules.get(other)}
-            for axes in (stages, tuple(axis for axis in mesh.names if axis not in taken)):
+            free = tuple(axis for axis in mesh.names if axis not in taken)
+            for axes in (stages, free, (*free, *stages)):
                 if (
                     name != each.batch
                     and not layout.rules.get(name)
