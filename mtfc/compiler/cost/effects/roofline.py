@@ -209,18 +209,21 @@ def kernel_bounds(
     sums: Mapping[Value, Collection[Equation]],
     trips: int = 1,
     stored: Collection[Value] = (),
+    free: Collection[Value] | None = None,
 ) -> Iterator[KernelBound]:
     """Yield a bound for each kernel that all layouts have, at peak rates. `function` is the program's, or a loop's that runs
     `trips` times.
 
     Whether other equations store or fuse their operands is not known. Every equation that computes something reads its operands.
-    sums: values in which a sum may be completed, with their readers. stored: slices of arguments of the whole function.
+    sums: values in which a sum may be completed, with their readers. stored: slices of arguments of the whole function. free:
+    values that kernels may compute again where they read them, so that no loop stacks them; None if all are kept.
     """
     device, is_common = program.device, program.is_common
     body = tuple(eqn for eqn in function.body if eqn.regions or is_common(eqn))
-    fusion = fusion_of(attrs.evolve(function, body=body), SINGLE, device, whole=function)
+    outputs = function.outputs if free is None else tuple(each for each in function.outputs if each.updates)
+    fusion = fusion_of(attrs.evolve(function, body=body, outputs=outputs), SINGLE, device, whole=function)
     known = {*fusion.makers, *(argument.value for argument in function.arguments)}
-    reads = _Reads(fusion, program.names, known, frozenset(stored))
+    reads = _Reads(fusion, program.names, known, frozenset(stored), frozenset(free or ()))
 
     def bound(eqn: Equation, parts: _KernelParts, *completing: tuple[Value, _KernelParts]) -> KernelBound:
         arithmetic = attrs.evolve(parts.arithmetic, amount=parts.arithmetic.amount * trips)
@@ -232,7 +235,8 @@ def kernel_bounds(
         if eqn.regions:
             slices = [a.value for v, a in pairs(eqn) if a.role == "sliced" and v in stays]
             inner = trips * dim_of(eqn).size
-            yield from kernel_bounds(program, region_of(eqn), sums, inner, slices)
+            within = None if free is None else [a.value for v, a in pairs(eqn) if v in free]
+            yield from kernel_bounds(program, region_of(eqn), sums, inner, slices, within)
             iterations = dim_of(eqn).size * device.loop
             yield bound(eqn, _KernelParts(moved=tuple(_cleared(eqn, reads)), overhead=iterations))
         elif OPS[eqn.op].storage not in ("view", "made"):
@@ -353,7 +357,8 @@ def _joined(eqn: Equation) -> str:
 @frozen(eq=False, slots=False)
 class _Reads:
     """The reads of the equations of a function, which must be queried in the order of the equations. known: values that are known
-    to be stored or not. slices: slices of arguments of the whole function. before: arrays that were read before.
+    to be stored or not. slices: slices of arguments of the whole function. free: values that kernels may compute again. before:
+    arrays that were read before.
 
     A folded array is read again where halos are added to it, and the sum may not be stored. So only the first use of an array
     counts where halos may be added to it.
@@ -363,12 +368,13 @@ class _Reads:
     names: DimensionNames
     known: set[Value]
     slices: frozenset[Value]
+    free: frozenset[Value] = frozenset()
     before: set[Value] = attrs.field(factory=set)
 
     def operand(self, eqn: Equation, value: Value) -> Term | None:
         """Return the bytes read of an operand; None where nothing is known."""
         views = [] if self.fusion.is_joined(eqn, value) else self.fusion.views(value)
-        if not views or not self.known.issuperset(views):
+        if not views or not self.known.issuperset(views) or self._is_free(eqn, views):
             return None
         base, arrays = views[-1], self.arrays(eqn, views)
         unless = self._haloed(base) if base in self.before else frozenset()
@@ -385,8 +391,15 @@ class _Reads:
         is_reduced = self.fusion.has_register_traffic and OPS[eqn.op].storage == "reduced"
         if not is_reduced or not all(map(self.known.issuperset, seen.values())):
             return None
+        if any(self._is_free(eqn, each) for each in seen.values()):
+            return None
         value = max(seen, key=lambda value: min(each.type.size for each in seen[value]))
         return Least(self.arrays(eqn, seen[value], REGISTERS))
+
+    def _is_free(self, eqn: Equation, values: Collection[Value]) -> bool:
+        """Return True if an equation may compute one of the values again; on CPUs and GPUs dots read arrays from memory."""
+        is_fused = OPS[eqn.op].storage in ("fused", "reduced") or self.fusion.device.mxu_size is not None
+        return is_fused and not self.free.isdisjoint(values)
 
     def copied(self, eqn: Equation) -> Iterator[Term]:
         """Yield the seconds of copying a loop's slice for a dot, and a dot's result for a stack, on CPUs and GPUs (`fusion.py`).

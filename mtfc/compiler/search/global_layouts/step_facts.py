@@ -8,7 +8,7 @@ replacement, for every number of shards that divides the sizes.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import combinations
 from math import gcd
@@ -31,13 +31,14 @@ from mtfc.compiler.cost.effects.halo_exchange import Halo, halos_of
 from mtfc.compiler.cost.effects.memory import MemoryBound, Splitting, equal_in, memory_bound, merging_in
 from mtfc.compiler.cost.effects.moved_data import MovedData, moved_data
 from mtfc.compiler.cost.effects.pending_sums import SumRoute, preceding, sum_routes, without_useless_stops
-from mtfc.compiler.cost.effects.roofline import is_binary, kernel_bounds, largest_share
+from mtfc.compiler.cost.effects.roofline import KernelBound, is_binary, kernel_bounds, largest_share
 from mtfc.compiler.cost.effects.stored_parameters import StoredParameter, stored_parameters
 from mtfc.compiler.cost.hardware import Device
 from mtfc.compiler.cost.lower_bounds import CommonProgram, MakeBlocks, ShardedAmount, Term, divided
 from mtfc.compiler.cost.tables.collective_tables import Seconds
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Equation, Function, Value, walk
+from mtfc.compiler.ir.loops import carried, region_of
 from mtfc.compiler.ir.opdef import BlockRewriter
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.rewrite import names_of
@@ -181,23 +182,57 @@ class StepFacts:
         """Return a bound of the step of each plan: with any layout, forms, pipelines, micro-batches and recomputation.
 
         All devices together run the kernels that all layouts have. Where forms may join dots, only the arithmetic counts. Loops
-        have no costs of their own, because they may be unrolled.
+        have no costs of their own, because they may be unrolled. The backward pass may compute elementwise values of the forward
+        pass again, so it need not read them.
         """
         joined, total = joinable(self.function), 0.0
-        for each in kernel_bounds(self._program_under(self.mixed), self.function, {}):
-            eqn = each.equation
-            if eqn in joined or has_trait(eqn, "groups"):
-                own, most = (largest_share(eqn, self.device, is_joined) for is_joined in (False, True))
-                total += divided(each.arithmetic, devices) * own / most
-            elif not eqn.regions:
-                total += divided(each.seconds, devices)
+        for each in (
+            self._kernels_of("forward", ()),
+            self._kernels_of("backward", fused_values(self.function)),
+        ):
+            for kernel in each:
+                eqn = kernel.equation
+                if eqn in joined or has_trait(eqn, "groups"):
+                    own, most = (largest_share(eqn, self.device, is_joined) for is_joined in (False, True))
+                    total += divided(kernel.arithmetic, devices) * own / most
+                elif not eqn.regions:
+                    total += divided(kernel.seconds, devices)
         return total
+
+    def _kernels_of(self, stage: str, free: Collection[Value]) -> Iterator[KernelBound]:
+        """Yield the kernels of the forward pass, or all others. free: values that are not read."""
+        program = self._program_under(self.mixed)
+
+        def is_own(eqn: Equation) -> bool:
+            return (eqn.stage == "forward") == (stage == "forward")
+
+        own = attrs.evolve(program, is_common=lambda eqn: program.is_common(eqn) and is_own(eqn))
+        found = kernel_bounds(own, self.function, {}, free=free)
+        return (each for each in found if is_own(each.equation))
 
     def halos(self, shards: int) -> Mapping[Halo, int]:
         """Return the halos where a dimension is split over a number of shards."""
         if shards not in self.sent:
             self.sent[shards] = Counter(halos_of(self._program(is_binary), self.function, shards))
         return self.sent[shards]
+
+
+def fused_values(function: Function) -> set[Value]:
+    """Return the values of the forward pass that kernels may compute where they are read, also from a loop's stack.
+
+    A loop carries values in memory, but what a layer begins with may be the end of a layer that is computed again.
+    """
+    found = {argument.value for argument in carried(function)}
+    for eqn in (each for each in function.body if each.stage == "forward"):
+        if eqn.regions:
+            inside, outputs = fused_values(region_of(eqn)), region_of(eqn).outputs
+            pairs = zip(eqn.results, outputs, strict=True)
+            found.update(value for value, output in pairs if output.value in inside and not output.updates)
+            continue
+        storage = OPS[eqn.op].storage
+        if storage in ("fused", "made") or (storage == "view" and not found.isdisjoint(eqn.operands)):
+            found.update(eqn.results)
+    return found
 
 
 def _facts(program: CommonProgram) -> Facts:
