@@ -146,7 +146,7 @@ def test_arguments() -> None:
     problem = cause("mean(y)", x=x)
     assert problem is not None and problem.line == line_of("model m")
     assert problem.message == "1 of 16 numbers in input `x` are NaN before step 12"
-    assert problem.help == "look for such numbers in the data"
+    assert problem.help == "the first is at batch = 1, io = 2: look for such numbers in the data"
     problem = cause("mean(y)", layers__w=np.full((3, 4, 8), np.inf))
     assert problem is not None
     assert problem.message == "96 of 96 numbers in parameter `layers.w` are infinite before step 12"

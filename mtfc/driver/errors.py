@@ -43,7 +43,7 @@ MOST_NAMES = 1000
 """Most names of a folder among which a similar one is looked for."""
 
 
-def similar_path(path: str) -> str:
+def similar_path(path: str, is_folder: bool = False) -> str:
     """Return `: did you mean ...?` with a path that exists and is similar to a missing one; empty if there is none."""
     from mtfc.compiler.diagnostics import nearest
 
@@ -52,7 +52,8 @@ def similar_path(path: str) -> str:
         rest.insert(0, found.name)
         found = found.parent
     with suppress(OSError, ValueError):
-        names = [each.name for each in islice(found.parent.iterdir(), MOST_NAMES)]
+        near_by = islice(found.parent.iterdir(), MOST_NAMES)
+        names = [each.name for each in near_by if each.is_dir() or not (rest or is_folder)]
         stems = {name.removesuffix(found.suffix): name for name in names if name.endswith(found.suffix)}
         near = nearest(found.stem, stems) or nearest(found.name, {*names}.difference(stems.values()))
         if near:

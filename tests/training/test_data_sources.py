@@ -294,7 +294,7 @@ ERRORS: dict[str, tuple[str, dict[str, bytes], str]] = {
     "an unknown dtype": (
         "a.bin:uint61",
         {"a.bin": b""},
-        "a.bin:uint61: unknown dtype uint61 of tokens; did you mean uint",
+        "a.bin:uint61: unknown dtype uint61 of tokens; did you mean `uint64`?",
     ),
     "a dtype of floats": (
         "a.bin:f8",

@@ -359,7 +359,7 @@ def _obstacle(target: Path) -> str | None:
     if target.is_dir():
         return "is a directory"
     if not target.parent.is_dir():
-        return f"no such directory{similar_path(str(target.parent))}"
+        return f"no such directory{similar_path(str(target.parent), is_folder=True)}"
     return None if os.access(target if in_place else target.parent, os.W_OK) else "permission denied"
 
 
