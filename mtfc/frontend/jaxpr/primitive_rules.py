@@ -43,6 +43,19 @@ class PrimitiveRule:
     moves: bool = False
 
 
+def first_of(*rules: PrimitiveRule) -> PrimitiveRule:
+    """Return the rule that treats a step as the first of some rules does that accepts it."""
+
+    def own(step: AppliedPrimitive) -> PrimitiveRule:
+        return next(rule for rule in rules if rule.accepts(step))
+
+    return PrimitiveRule(
+        lambda linker, step: own(step).link(linker, step),
+        lambda emitter, step: own(step).emit(emitter, step),
+        lambda step: any(rule.accepts(step) for rule in rules),
+    )
+
+
 @attrs.define
 class Linker:
     """Gives all arrays their axes. rules: primitive -> rule. other: the rule of all other primitives."""

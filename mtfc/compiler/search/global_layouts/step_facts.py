@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import combinations
+from itertools import chain, combinations
 from math import gcd
 from typing import Any
 
@@ -186,25 +186,22 @@ class StepFacts:
         pass again, so it need not read them.
         """
         joined, total = joinable(self.function), 0.0
-        for each in (
-            self._kernels_of("forward", ()),
-            self._kernels_of("backward", fused_values(self.function)),
-        ):
-            for kernel in each:
-                eqn = kernel.equation
-                if eqn in joined or has_trait(eqn, "groups"):
-                    own, most = (largest_share(eqn, self.device, is_joined) for is_joined in (False, True))
-                    total += divided(kernel.arithmetic, devices) * own / most
-                elif not eqn.regions:
-                    total += divided(kernel.seconds, devices)
+        passes = self._kernels_of(True, ()), self._kernels_of(False, fused_values(self.function))
+        for kernel in chain(*passes):
+            eqn = kernel.equation
+            if eqn in joined or has_trait(eqn, "groups"):
+                own, most = (largest_share(eqn, self.device, is_joined) for is_joined in (False, True))
+                total += divided(kernel.arithmetic, devices) * own / most
+            elif not eqn.regions:
+                total += divided(kernel.seconds, devices)
         return total
 
-    def _kernels_of(self, stage: str, free: Collection[Value]) -> Iterator[KernelBound]:
-        """Yield the kernels of the forward pass, or all others. free: values that are not read."""
+    def _kernels_of(self, is_forward: bool, free: Collection[Value]) -> Iterator[KernelBound]:
+        """Yield the kernels of the forward pass, or all others. free: values that elementwise kernels need not read."""
         program = self._program_under(self.mixed)
 
         def is_own(eqn: Equation) -> bool:
-            return (eqn.stage == "forward") == (stage == "forward")
+            return (eqn.stage == "forward") == is_forward
 
         own = attrs.evolve(program, is_common=lambda eqn: program.is_common(eqn) and is_own(eqn))
         found = kernel_bounds(own, self.function, {}, free=free)

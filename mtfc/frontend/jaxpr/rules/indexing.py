@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from math import prod
 from typing import Any
@@ -15,7 +15,7 @@ from mtfc.compiler.ir.types import FLOATS, Dim
 from mtfc.frontend.jaxpr.equations import bound
 from mtfc.frontend.jaxpr.factors import Axis, axis
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Number, Operand
-from mtfc.frontend.jaxpr.primitive_rules import JaxprEmitter, Linker, PrimitiveRule
+from mtfc.frontend.jaxpr.primitive_rules import JaxprEmitter, Linker, PrimitiveRule, first_of
 from mtfc.frontend.jaxpr.rules.elementwise import BOOL, NUMBERS
 from mtfc.frontend.jaxpr.rules.shapes import StridedPart, all_parted, axes_of_parts, parts_of
 
@@ -382,30 +382,10 @@ def _emit_part(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]
     return (new if here is None else emitter.elementwise("where", here, new, value),)
 
 
-Visits = tuple[
-    Callable[[Linker, AppliedPrimitive], None], Callable[[JaxprEmitter, AppliedPrimitive], Sequence[Value]]
-]
-
-
-def _scatter_rule(step: AppliedPrimitive) -> Visits | None:
-    """Return what links and what emits a scatter; None for those that become calls."""
-    if _op(step) == "add" and _is_plain_scatter(step):
-        return _link_scatter, _emit_scatter
-    if _is_one_part(step):
-        return _link_part, _emit_part
-    return (_link_scatter, _emit_set) if _op(step) == "" and _is_small_set(step) else None
-
-
-def _known(step: AppliedPrimitive) -> Visits:
-    found = _scatter_rule(step)
-    assert found is not None, "the rule accepts the step"
-    return found
-
-
-SCATTER = PrimitiveRule(
-    lambda linker, step: _known(step)[0](linker, step),
-    lambda emitter, step: _known(step)[1](emitter, step),
-    lambda step: _scatter_rule(step) is not None,
+SCATTER = first_of(
+    PrimitiveRule(_link_scatter, _emit_scatter, lambda step: _op(step) == "add" and _is_plain_scatter(step)),
+    PrimitiveRule(_link_part, _emit_part, _is_one_part),
+    PrimitiveRule(_link_scatter, _emit_set, lambda step: _op(step) == "" and _is_small_set(step)),
 )
 
 
