@@ -11,6 +11,7 @@ import pytest
 from benchmarks.accuracy import allocated
 from mtfc.backends.hlo import collectives
 from mtfc.backends.jax import runtime as jax_runtime
+from mtfc.backends.jax.backend import generate
 from mtfc.backends.jax.jax_program import JaxProgram
 from mtfc.compiler.cost.effects.memory import memory_of, memory_on
 from mtfc.compiler.cost.effects.roofline import computation_of
@@ -537,4 +538,8 @@ def test_sums_of_stored_gradients_are_not_gathered() -> None:
     sent = [each.op for each in body if each.attrs["axes"] == ("data",)]
     assert sorted(sent) == ["all_gather", "reduce_scatter"], (
         "the loop over the 4 micro-batches of the step has them, and no tick"
+    )
+    carried = r"(sum_loss\w*, \w+)"
+    assert re.search(rf"{carried} = carry\n.*\n +\1, \w+ = bound\(\w+, \1, \w+\)", generate(program)), (
+        "XLA may not move sums out of the loop: libtpu 0.0.42 fails where it tries"
     )

@@ -166,9 +166,13 @@ def _scan(loop: LoopCode) -> Iterator[str]:
 
 
 def _held(loop: LoopCode) -> Iterator[str]:
-    """Bind held arrays to the number of the iteration. Otherwise XLA would gather them before the loop, and keep them whole."""
+    """Bind held arrays to the number of the iteration. Otherwise XLA would gather them before the loop, and keep them whole.
+
+    Where arrays are held, what the loop carries is bound, too: libtpu would try to scatter sums after the loop, and stop.
+    """
     if loop.held:
-        yield f"    {', '.join(loop.held)} = bound({', '.join([loop.index, *loop.held])})"
+        names = [*loop.carried, *loop.held]
+        yield f"    {', '.join(names)} = bound({', '.join([loop.index, *names])})"
 
 
 def _slices_first(part: IterationSlice) -> str:
