@@ -22,7 +22,7 @@ from functools import lru_cache, partial
 from hashlib import shake_128
 from itertools import accumulate
 from threading import Thread
-from typing import Any, Protocol
+from typing import Any
 from zlib import crc32
 
 import attrs
@@ -50,44 +50,6 @@ CLOSING_SECONDS = 2.0
 """The longest time that closing waits for a read under way, which may be code of the user."""
 
 
-class BatchIterator(Protocol):
-    """The data of one step after the other, for one process: rows of each input, and all of an input that is not split.
-
-    With several micro-batches a step, arrays have their number as the first dimension.
-    """
-
-    def __next__(self) -> dict[str, Array]: ...
-
-    def state(self) -> Position:
-        """Return the position after the last step that `next` returned; steps read ahead do not count."""
-
-    def checksum(self) -> int:
-        """Return a number that processes compare: of the first item of a function, which all of them call; else 0."""
-
-    def close(self) -> None:
-        """Stop reading ahead."""
-
-
-class DataSource(Protocol):
-    """The data of `--data` or `--eval`. steps_per_epoch: the number of steps in one pass; None if it is unknown."""
-
-    @property
-    def steps_per_epoch(self) -> int | None: ...
-
-    def description(self) -> str:
-        """Return a line for people: the number of examples and steps, and the examples that are left out."""
-
-    def batches(self, share: Share, seed: int | None, start: Position | None = None) -> BatchIterator:
-        """Return the steps for one process. Raises `UsageError`, and so does `next`; `next` also raises `CompileError`.
-
-        seed: shuffles the examples, in another order each epoch, without end. None gives one pass in the order of the data.
-        start: a position that `state` returned, of any process.
-        """
-
-    def places(self, position: Position, seed: int | None) -> str:
-        """Return the examples of the step before a position, in all processes, and their files, for a message."""
-
-
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Return the entries that differ between a checkpoint and now, each with its old and its new value."""
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
@@ -96,10 +58,12 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 @attrs.frozen(eq=False)
-class PositionedIterator:
-    """A grain iterator whose state also tells the order of the examples.
+class BatchIterator:
+    """The data of one step after the other, for one process: rows of each input, and all of an input that is not split.
 
-    A checkpoint's position has a meaning only in the same order. first: returns the checksum of the first item.
+    With several micro-batches a step, arrays have their number as the first dimension. The state of grain's iterator also tells
+    the order of the examples: a checkpoint's position has a meaning only in the same order. first: returns the checksum of the
+    first item.
     """
 
     iterator: Any
@@ -107,9 +71,7 @@ class PositionedIterator:
     first: Callable[[], int] = int
 
     @classmethod
-    def at(
-        cls, iterator: Any, order: Mapping[str, Any], start: Position | None, name: str
-    ) -> PositionedIterator:
+    def at(cls, iterator: Any, order: Mapping[str, Any], start: Position | None, name: str) -> BatchIterator:
         """Return the iterator at `start`, or with a message at the first step if the order is not that of `start`."""
         before = start["order"] if start else None
         if start and before == order:
@@ -128,12 +90,15 @@ class PositionedIterator:
         return dict(next(self.iterator))
 
     def state(self) -> Position:
+        """Return the position after the last step that `next` returned; steps read ahead do not count."""
         return {"order": dict(self.order), "iterator": self.iterator.get_state()}
 
     def checksum(self) -> int:
+        """Return a number that processes compare: of the first item of a function, which all of them call; else 0."""
         return self.first()
 
     def close(self) -> None:
+        """Stop reading ahead."""
         closing = Thread(target=self.iterator.close, daemon=True)
         closing.start()
         closing.join(CLOSING_SECONDS)
@@ -319,7 +284,7 @@ class UserSource:
         steps = UserSteps(self, share, seed, shard)
         prefetched = import_package("grain", "grain").experimental.ThreadPrefetchDatasetIterator(steps, AHEAD)
         order = {"function": self.name, "seed": seed}
-        iterator = PositionedIterator.at(prefetched, order, start, self.name)
+        iterator = BatchIterator.at(prefetched, order, start, self.name)
         return attrs.evolve(iterator, first=lambda: steps.first)
 
     def places(self, position: Position, seed: int | None) -> str:

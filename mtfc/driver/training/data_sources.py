@@ -36,12 +36,10 @@ from mtfc.driver.training.data_interface import (
     AHEAD,
     BatchIterator,
     DataInput,
-    DataSource,
     ExampleOrder,
     MixedOrder,
     Order,
     Position,
-    PositionedIterator,
     UserSource,
     data_inputs,
     place_in,
@@ -380,7 +378,7 @@ class FileSource:
         iterator = iter(grain.MapDataset.range(steps).map(reads).to_iter_dataset(options))
         order = {"examples": self.examples.count, "per_step": self.per_step, "seed": seed, "shuffle": SHUFFLE}
         order |= {**self.mixture.identity, **self.identity}
-        return PositionedIterator.at(iterator, order, start, self.examples.name)
+        return BatchIterator.at(iterator, order, start, self.examples.name)
 
     def _order(self, seed: int | None) -> Order:
         return self.mixture.order(seed, self.whole_steps * self.per_step)
@@ -541,7 +539,7 @@ class PackedSource:
         iterator = grain.experimental.ThreadPrefetchDatasetIterator(iter(steps), AHEAD)
         if start is not None:
             start = {**start, "iterator": _with_tuples(start.get("iterator"))}
-        return PositionedIterator.at(iterator, {**self.identity, "seed": seed}, start, self.name)
+        return BatchIterator.at(iterator, {**self.identity, "seed": seed}, start, self.name)
 
     def places(self, position: Position, seed: int | None) -> str:
         number = self._number(self.orders(seed), _next_document(position["iterator"]))
@@ -589,3 +587,15 @@ def _with_tuples(state: Any) -> Any:
     if isinstance(state, Mapping):
         return {name: _with_tuples(value) for name, value in state.items()}
     return tuple(map(_with_tuples, state)) if isinstance(state, list) else state
+
+
+DataSource = FileSource | PackedSource | UserSource
+"""The data of `--data` or `--eval`.
+
+- `steps_per_epoch`: the number of steps in one pass; None if it is unknown.
+- `description`: a line for people: the number of examples and steps, and the examples that are left out.
+- `batches`: the steps for one process. A seed shuffles the examples, in another order each epoch, without end. None gives one
+  pass in the order of the data. `start` is a position that `state` returned, of any process. Raises `UsageError`, and so does
+  `next`; `next` also raises `CompileError`.
+- `places`: the examples of the step before a position, in all processes, and their files, for a message.
+"""

@@ -25,8 +25,8 @@ from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import EvalOptions
 from mtfc.driver.running.execution import jax_program
 from mtfc.driver.running.run import weighted_mean
-from mtfc.driver.training.data_interface import DataSource, UserSource, data_inputs
-from mtfc.driver.training.data_sources import FileSource, check_documents, open_source
+from mtfc.driver.training.data_interface import UserSource, data_inputs
+from mtfc.driver.training.data_sources import DataSource, FileSource, check_documents, open_source
 from mtfc.driver.training.hosts import Hosts, watched_peers
 from mtfc.driver.training.loop import iter_batches
 from mtfc.driver.training.same_run import check_same, facts_of, program_fingerprint
