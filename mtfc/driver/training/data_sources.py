@@ -28,20 +28,18 @@ from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import FLOATS
 from mtfc.driver.data.array_files import Array
 from mtfc.driver.data.files import with_local_copies
-from mtfc.driver.data.inputs import shape_text, stacked
+from mtfc.driver.data.inputs import DataInput, data_inputs, shape_text, stacked
 from mtfc.driver.data.packages import import_package
 from mtfc.driver.data.tokenizers import Tokenizer
 from mtfc.driver.errors import UsageError, raised_as, similar_path
 from mtfc.driver.training.data_interface import (
     AHEAD,
     BatchIterator,
-    DataInput,
     ExampleOrder,
     MixedOrder,
     Order,
     Position,
     UserSource,
-    data_inputs,
     place_in,
 )
 from mtfc.driver.training.example_files import (
@@ -85,7 +83,7 @@ def open_source(
     Paths may be remote. takes_rest: the data has an end, and may have fewer examples than a step takes. whole_documents: a
     document is cut only if it is longer than a row.
     """
-    inputs = data_inputs(program)
+    inputs = data_inputs(program.function("forward"))
     if not inputs:
         raise UsageError(f"model {program.name} has no inputs: leave out --data")
     if _is_function(spec):

@@ -18,14 +18,14 @@ from mtfc.backends.common.devices import import_jax
 from mtfc.compiler.activity import doing
 from mtfc.compiler.analysis.output_weights import with_weights
 from mtfc.compiler.ir.core import Program
-from mtfc.driver.data.inputs import given_parameters
+from mtfc.driver.data.inputs import data_inputs, given_parameters
 from mtfc.driver.errors import UsageError, say
 from mtfc.driver.loading.selection import Case, LayoutOnMesh, Resizing, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import EvalOptions
 from mtfc.driver.running.execution import jax_program
 from mtfc.driver.running.run import weighted_mean
-from mtfc.driver.training.data_interface import UserSource, data_inputs
+from mtfc.driver.training.data_interface import UserSource
 from mtfc.driver.training.data_sources import DataSource, FileSource, check_documents, open_source
 from mtfc.driver.training.hosts import Hosts, watched_peers
 from mtfc.driver.training.loop import iter_batches
@@ -189,7 +189,7 @@ def _rest(
         return None
     program = resizing.program(dim)
     forward = Forward.of(program, resizing.case(program), dim.size)
-    return forward, source.rest_batch(forward.on_devices.share, data_inputs(program))
+    return forward, source.rest_batch(forward.on_devices.share, data_inputs(program.function("forward")))
 
 
 def _described(source: DataSource, has_rest: bool) -> str:

@@ -19,7 +19,7 @@ from mtfc.compiler.diagnostics import Diagnostic
 from mtfc.compiler.ir.core import Program
 from mtfc.driver.data.array_files import CHECKPOINTS, About
 from mtfc.driver.data.files import RemoteFolder, cache, is_remote
-from mtfc.driver.data.inputs import draw_batch, given_parameters
+from mtfc.driver.data.inputs import data_inputs, draw_batch, given_parameters
 from mtfc.driver.errors import ERRORS, INTERRUPTED, OK, UsageError, raised_as, say
 from mtfc.driver.loading.selection import Case, LayoutOnMesh, Resizing, Selection, select
 from mtfc.driver.loading.sources import Sources
@@ -27,7 +27,7 @@ from mtfc.driver.options import TrainOptions
 from mtfc.driver.running.execution import jax_program
 from mtfc.driver.running.nan_search import StepInputs, cause_in_step
 from mtfc.driver.training.checkpoints import Checkpoints, NotFinite, Saving, kinds, warm_start
-from mtfc.driver.training.data_interface import UserSource, changes, data_inputs
+from mtfc.driver.training.data_interface import UserSource, changes
 from mtfc.driver.training.data_sources import DataSource, check_documents, open_source
 from mtfc.driver.training.evaluation import DataEvaluation, check_hosts
 from mtfc.driver.training.hosts import Peers, watched_peers
@@ -447,8 +447,9 @@ def _source(options: TrainOptions, program: Program, accumulate: int, leads: boo
             raise UsageError("--whole-documents goes with --data, which has documents")
         if leads:
             say(f"no --data: one batch of inputs is drawn from seed {options.seed}")
-        batch = draw_batch(program.function("forward"), options.seed)[0]
-        return UserSource("the drawn batch", lambda: repeat(batch), data_inputs(program), accumulate)
+        forward = program.function("forward")
+        batch = draw_batch(forward, options.seed)[0]
+        return UserSource("the drawn batch", lambda: repeat(batch), data_inputs(forward), accumulate)
     source = open_source(
         options.data, program, accumulate, options.tokenizer, whole_documents=options.whole_documents
     )
