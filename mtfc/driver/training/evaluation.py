@@ -74,13 +74,8 @@ class Forward:
 
     def placed(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Return whole parameters as this program places them: the layout of fewer rows may lack rules."""
-        put, structs = import_jax().device_put, self.on_devices.abstract("params")
-        moved = {
-            name: x
-            if getattr(x, "sharding", None) == structs[name].sharding
-            else put(x, structs[name].sharding)
-            for name, x in params.items()
-        }
+        shardings = {name: each.sharding for name, each in self.on_devices.abstract("params").items()}
+        moved = import_jax().device_put(dict(params), shardings)
         return self.on_devices.place(moved, "params")
 
 
