@@ -22,9 +22,8 @@ from mtfc.compiler.diagnostics import CompileError, Diagnostic
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import print_program
 from mtfc.driver.errors import UsageError, diagnostic_in_python, public
+from mtfc.driver.loading.cases import MultiMeshCase, PlacementCase
 from mtfc.driver.loading.choice import Choice, settings_of
-from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
-from mtfc.driver.loading.placement_case import PlacementCase
 from mtfc.driver.loading.selection import Case, LayoutOnMesh, choose
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import SearchOptions, VerifyOptions

@@ -19,15 +19,10 @@ OPTIONS = program() + FORMAT + selection("all")
 def run(options: Options) -> int:
     from mtfc.driver.check import check_file, verdict
     from mtfc.driver.loading.sources import known_as
+    from mtfc.reports.diagnostic_text import to_json
 
     diagnostics = check_file(options.file, options.choice, options.sources)
-    if options.format == "json":
-        import json
-
-        from mtfc.reports.diagnostic_text import to_json
-
-        print(json.dumps(to_json(diagnostics), indent=2))
-    else:
+    if options.format == "text":
         show_diagnostics(diagnostics, options.sources)
-        print(f"{known_as(options.file)}: {verdict(diagnostics)}")
+    options.print(lambda: to_json(diagnostics), lambda: f"{known_as(options.file)}: {verdict(diagnostics)}")
     return ERRORS if any(each.severity == "error" for each in diagnostics) else OK

@@ -16,6 +16,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypedDict
@@ -96,31 +97,20 @@ def _examine() -> dict[str, Any]:
 def _packages() -> dict[str, list[PackageState]]:
     """Return the packages that the metadata of mtfc names, by extra; none if mtfc is not installed."""
     found: dict[str, list[PackageState]] = {}
-    for extra, name, least in _requirements():
-        if extra != FOR_DEVELOPERS:
-            found.setdefault(extra, []).append(_state(name, least))
+    with suppress(metadata.PackageNotFoundError):
+        for line in metadata.requires("mtfc") or []:
+            match = re.match(r"([\w.-]+)(?:\[[^]]*\])?\s*>=\s*([\d.]+)", line)
+            extra = re.search(r"extra == ['\"]([\w-]+)['\"]", line)
+            if match and (extra is None or extra[1] != FOR_DEVELOPERS):
+                found.setdefault(extra[1] if extra else "base", []).append(_state(match[1], match[2]))
     return found
 
 
-def _requirements() -> Iterator[tuple[str, str, str]]:
-    """Yield the extra, the name and the least version of each package that mtfc uses."""
-    try:
-        lines = metadata.requires("mtfc") or []
-    except metadata.PackageNotFoundError:
-        return
-    for line in lines:
-        match = re.match(r"([\w.-]+)(?:\[[^]]*\])?\s*>=\s*([\d.]+)", line)
-        extra = re.search(r"extra == ['\"]([\w-]+)['\"]", line)
-        if match:
-            yield extra[1] if extra else "base", match[1], match[2]
-
-
 def _state(name: str, least: str) -> PackageState:
-    try:
+    installed, state = None, "missing"
+    with suppress(metadata.PackageNotFoundError):
         installed = metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return PackageState(name=name, installed=None, least=least, state="missing")
-    state = "ok" if _numbers(installed) >= _numbers(least) else "old"
+        state = "ok" if _numbers(installed) >= _numbers(least) else "old"
     return PackageState(name=name, installed=installed, least=least, state=state)
 
 

@@ -89,7 +89,7 @@ def _multi_mesh_errors(
     programs: Sequence[Program], layouts: Sequence[MultiMeshLayout]
 ) -> Iterable[Diagnostic]:
     """Import the labels of meshes late: only a layout of several meshes needs them."""
-    from mtfc.driver.loading.multi_mesh_case import check_multi_mesh
+    from mtfc.driver.loading.cases import check_multi_mesh
 
     return check_multi_mesh(programs, layouts)
 

@@ -29,10 +29,9 @@ from mtfc.compiler.passes.pipelines import (
 )
 from mtfc.compiler.passes.recompute import Recompute
 from mtfc.driver.errors import UsageError
+from mtfc.driver.loading.cases import MultiMeshCase, PlacementCase
 from mtfc.driver.loading.ir_files import is_ir, read_ir
 from mtfc.driver.loading.memory_limit import limit_of, run_limited
-from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
-from mtfc.driver.loading.placement_case import PlacementCase
 from mtfc.driver.loading.selection import LayoutOnMesh, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import CompileOptions

@@ -13,9 +13,8 @@ from mtfc.compiler.cost.volumes import PlacedCost, layout_cost
 from mtfc.compiler.ir.core import Program
 from mtfc.driver.errors import UsageError
 from mtfc.driver.explain import recomputation
+from mtfc.driver.loading.cases import MultiMeshCase, PlacementCase
 from mtfc.driver.loading.choice import Choice
-from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
-from mtfc.driver.loading.placement_case import PlacementCase
 from mtfc.driver.loading.selection import Selection, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.meshes.multi_mesh_cost import MultiMeshCost, multi_mesh_cost

@@ -9,8 +9,8 @@ import attrs
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.ir.types import Layout
 from mtfc.driver.errors import UsageError
+from mtfc.driver.loading.cases import MultiMeshCase
 from mtfc.driver.loading.choice import Choice
-from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
 from mtfc.driver.loading.selection import LayoutOnMesh, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.loading.target import check_room, target_of

@@ -12,8 +12,8 @@ from mtfc.compiler.ir.core import Function, Program, Value, source_file, walk
 from mtfc.compiler.passes.pipelines import run, simplification
 from mtfc.driver.data.files import write_text
 from mtfc.driver.errors import UsageError
+from mtfc.driver.loading.cases import MultiMeshCase
 from mtfc.driver.loading.choice import Choice
-from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
 from mtfc.driver.loading.selection import Case, LayoutOnMesh, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.values import PathOption, file_option

@@ -13,9 +13,9 @@ from mtfc.compiler.analysis.provenance import SentArray, sent_arrays
 from mtfc.compiler.cost.volumes import PlacedCost, layout_cost
 from mtfc.compiler.ir.core import Function, Program
 from mtfc.compiler.passes.fuse_attention import Reason, reasons
+from mtfc.driver.loading.cases import MultiMeshCase
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.layout_targets import prepared
-from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
 from mtfc.driver.loading.selection import LayoutOnMesh, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.meshes.multi_mesh_cost import MultiMeshCost, multi_mesh_cost

@@ -18,9 +18,8 @@ from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Mesh
 from mtfc.compiler.passes.pipelines import run, simplification
 from mtfc.driver.errors import UsageError, say
+from mtfc.driver.loading.cases import MultiMeshCase, PlacementCase
 from mtfc.driver.loading.choice import Choice
-from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
-from mtfc.driver.loading.placement_case import PlacementCase
 from mtfc.driver.loading.selection import LayoutOnMesh, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.loading.target import check_room, machine_of, target_of

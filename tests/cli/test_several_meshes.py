@@ -14,7 +14,7 @@ import pytest
 import mtfc
 from mtfc.backends.jax import runtime
 from mtfc.cli.command import main
-from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
+from mtfc.driver.loading.cases import MultiMeshCase
 from mtfc.meshes.module import generate
 from mtfc.meshes.multi_mesh_cost import multi_mesh_cost
 from mtfc.meshes.multi_mesh_program import MultiMeshProgram

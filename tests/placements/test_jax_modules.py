@@ -16,7 +16,7 @@ from mtfc.compiler.diagnostics import CompileError
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.passes.pipelines import run, simplification
 from mtfc.driver.data.inputs import draw_batch
-from mtfc.driver.loading.placement_case import PlacementCase
+from mtfc.driver.loading.cases import PlacementCase
 from mtfc.driver.loading.selection import ONE_DEVICE, UNDISTRIBUTED, LayoutOnMesh
 from mtfc.driver.running.execution import Session, loaded
 from mtfc.frontend.hardware_targets import find_hardware

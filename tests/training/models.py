@@ -9,7 +9,7 @@ from typing import Any
 
 from mtfc.backends.common.shares import Share
 from mtfc.compiler.ir.core import Program
-from mtfc.driver.training.data_interface import DataSource
+from mtfc.driver.training.data_sources import DataSource
 from tests.harness import load
 
 Batch = Mapping[str, Any]

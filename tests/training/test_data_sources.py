@@ -19,8 +19,7 @@ from mtfc.backends.common.devices import Unavailable
 from mtfc.backends.common.shares import Share
 from mtfc.compiler.diagnostics import CompileError
 from mtfc.driver.errors import UsageError
-from mtfc.driver.training.data_interface import DataSource
-from mtfc.driver.training.data_sources import FileSource, open_source
+from mtfc.driver.training.data_sources import DataSource, FileSource, open_source
 from tests.training.models import (
     BATCH,
     CLASSIFIER,

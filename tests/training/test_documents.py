@@ -19,8 +19,7 @@ from mtfc.backends.common.shares import Share
 from mtfc.compiler.diagnostics import CompileError
 from mtfc.driver.data.tokenizers import Tokenizer
 from mtfc.driver.errors import UsageError
-from mtfc.driver.training.data_interface import DataSource
-from mtfc.driver.training.data_sources import open_source
+from mtfc.driver.training.data_sources import DataSource, open_source
 from mtfc.driver.training.example_files import map_array_records, map_parquet, parse_tf_example
 from tests.training.models import BATCH, CLASSIFIER, LENGTH, TOKENS, program, shares, steps, taken
 

@@ -17,8 +17,8 @@ import pytest
 from mtfc.backends.common.shares import Share
 from mtfc.compiler.diagnostics import CompileError
 from mtfc.driver.errors import UsageError
-from mtfc.driver.training.data_interface import BatchIterator, DataSource
-from mtfc.driver.training.data_sources import open_source
+from mtfc.driver.training.data_interface import BatchIterator
+from mtfc.driver.training.data_sources import DataSource, open_source
 from tests.training.models import BATCH, CLASSIFIER, IO, program, shares, steps, taken
 
 ITEM = """

@@ -34,7 +34,7 @@ from zlib import crc32
 
 import attrs
 
-from mtfc.compiler.diagnostics import CompileError, Diagnostic, Span
+from mtfc.compiler.diagnostics import CompileError, Span, failure
 from mtfc.compiler.ir.training import average_of
 from mtfc.driver.data.files import OUTPUTS, RemoteFolder, is_remote, local_copy, parsed_json, write_atomically
 from mtfc.driver.data.packages import import_package
@@ -322,16 +322,14 @@ def _stored(path: Path) -> dict[str, StoredArray]:
 
 def unreadable(path: str, reason: str) -> CompileError:
     """Return the error (E501) of a file that has no arrays to read."""
-    return CompileError([Diagnostic("E501", f"cannot read arrays: {reason}", whole(path))])
+    return failure("E501", f"cannot read arrays: {reason}", whole(path))
 
 
 def readable(path: str) -> AbstractContextManager[None]:
     """Return a context that raises the error (E501) of a file that cannot be read, or that has a fault."""
-
-    def failed(message: str) -> CompileError:
-        return CompileError([Diagnostic("E501", message, whole(path))])
-
-    return raised_as(failed, "cannot read arrays", OSError, ValueError)
+    return raised_as(
+        lambda message: failure("E501", message, whole(path)), "cannot read arrays", OSError, ValueError
+    )
 
 
 def file_size(path: str) -> int:

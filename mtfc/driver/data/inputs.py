@@ -10,8 +10,8 @@ from zlib import crc32
 
 import attrs
 
-from mtfc.compiler.diagnostics import Diagnostics, Span, did_you_mean, nearest
-from mtfc.compiler.ir.core import Argument, Equation, Function, Parameter, Program
+from mtfc.compiler.diagnostics import Diagnostics, Span, did_you_mean, failure, nearest
+from mtfc.compiler.ir.core import Equation, Function, Parameter, Program
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.elementwise import numpy_dtype
 from mtfc.compiler.ir.training import average_of
@@ -97,20 +97,20 @@ class Fitting:
         self.error("E504", f"{what} `{name}` is {type.dtype}, and its array in {self.path} is {dtype}", span)
         return False
 
-    def converted(self, what: str, name: str, type: TensorType, span: Span | None) -> Array:
-        """Read an array in the type's dtype; report (E504) numbers of another kind, and integers that are too large."""
-        import numpy as np
-
-        array = self.arrays[name].read()
-        if not self.accepts(what, name, type, span):
-            return array
-        if type.dtype in ("i32", "u32") and _exceeds(array, np.iinfo(numpy_dtype(np, type.dtype))):
-            self.error(
-                "E504",
-                f"{what} `{name}` is {type.dtype}, and its array in {self.path} has larger numbers",
-                span,
-            )
-        return as_type(array, type)
+    def takes(
+        self,
+        input: DataInput,
+        fits: Callable[[DataInput, tuple[int, ...]], bool],
+        help: str | None = None,
+    ) -> bool:
+        """Report (E502 to E504) an input whose array is missing, or does not fit; return True if there is nothing to report."""
+        if input.name not in self.arrays:
+            self.missing("input", input.name, input.span)
+        elif not fits(input, self.arrays[input.name].shape):
+            self.misshaped("input", input.name, input.type, input.span, help)
+        else:
+            return self.accepts("input", input.name, input.type, input.span)
+        return False
 
 
 def kind_of(dtype: str) -> str:
@@ -127,8 +127,64 @@ def as_type(array: Array, type: TensorType) -> Array:
         return array.astype(numpy_dtype(np, type.dtype), copy=False)
 
 
-def _exceeds(array: Array, limits: Any) -> bool:
-    return bool(array.size and (array.min() < limits.min or array.max() > limits.max))
+# Inputs
+
+
+@attrs.frozen
+class DataInput:
+    """An input of the model. bound: the size of the smallest dimension that its numbers are indices into, if there is one."""
+
+    name: str
+    type: TensorType
+    span: Span | None
+    bound: int | None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape in the global batch."""
+        return tuple(dim.size for dim in self.type.dims)
+
+    @property
+    def rows(self) -> int:
+        """Number of rows in the global batch; 1 for a scalar."""
+        return self.shape[0] if self.shape else 1
+
+    def converted(self, array: Array, place: Callable[[int], str]) -> Array:
+        """Return an array in the dtype of the input. Raises `CompileError` (E504) for integers that the input cannot take.
+
+        place: names the row with a given position in the array, for the message.
+        """
+        import numpy as np
+
+        if self.type.dtype not in FLOATS and array.dtype.kind in "iu" and array.size:
+            self._check_range(array, place)
+        with np.errstate(over="ignore"):
+            return np.asarray(array, numpy_dtype(np, self.type.dtype), order="C")
+
+    def _check_range(self, array: Array, place: Callable[[int], str]) -> None:
+        """Raise `CompileError` if an integer is out of range. Dtypes whose integers are all in range cost nothing."""
+        import numpy as np
+
+        limits, held = np.iinfo(numpy_dtype(np, self.type.dtype)), np.iinfo(array.dtype)
+        least, most = (limits.min, limits.max) if self.bound is None else (0, self.bound - 1)
+        if (held.min >= least or array.min() >= least) and (held.max <= most or array.max() <= most):
+            return
+        outside = (array < least) | (array > most)
+        row = int(np.argwhere(outside)[0][0]) if array.ndim else 0
+        takes = f"takes numbers from {least} to {most}"
+        found = f"{place(row)} has {array[outside].flat[0]}"
+        raise failure("E504", f"input `{self.name}` {takes}, and {found}", self.span or whole(self.name))
+
+
+def data_inputs(function: Function) -> tuple[DataInput, ...]:
+    """Return the inputs of a function, each as the whole array has it, in the order of the file."""
+    return tuple(
+        DataInput(
+            each.value.name, each.value.type.unsplit(), each.span, index_bound(each.value.name, function.body)
+        )
+        for each in function.arguments
+        if each.role == "input"
+    )
 
 
 # Batches
@@ -207,13 +263,9 @@ def joined_axis(type: TensorType, dims: Collection[str]) -> int:
     return next((i for i, name in enumerate(type.names) if name in dims), 0)
 
 
-def inputs_of(function: Function) -> list[Argument]:
-    return [argument for argument in function.arguments if argument.role == "input"]
-
-
 def input_types(function: Function) -> dict[str, TensorType]:
     """Return the type of each input as the whole array has it."""
-    return {argument.value.name: argument.value.type.unsplit() for argument in inputs_of(function)}
+    return {each.name: each.type for each in data_inputs(function)}
 
 
 def read_batches(path: str, function: Function, refusal: Refusal | None = None) -> Batches:
@@ -222,24 +274,22 @@ def read_batches(path: str, function: Function, refusal: Refusal | None = None) 
     A last batch with fewer rows is taken unless there is a `refusal`. A remote file is copied first.
     """
     fitting = Fitting(str(local_copy(path)) if is_remote(path) else path)
-    types, arrays, fits = input_types(function), {}, {}
-    for argument in inputs_of(function):
-        name, type = argument.value.name, types[argument.value.name]
-        if name not in fitting.arrays:
-            fitting.missing("input", name, argument.span)
-        elif not any(fit := _fit(fitting.arrays[name].shape, type)):
-            help = MULTIPLE if type.dims else None
-            fitting.misshaped("input", name, type, argument.span, help)
-        else:
-            fits[name], arrays[name] = fit, fitting.converted("input", name, type, argument.span)
+    inputs, arrays, fits = data_inputs(function), {}, {}
+    for each in inputs:
+        help = MULTIPLE if each.shape else None
+        if fitting.takes(each, lambda input, shape: any(_fit(shape, input.shape)), help):
+            array, unbounded = fitting.arrays[each.name], attrs.evolve(each, bound=None)
+            fits[each.name] = _fit(array.shape, each.shape)
+            arrays[each.name] = unbounded.converted(array.read(), lambda _: f"its array in {fitting.path}")
     several = {name: fit for name, fit in fits.items() if fit != ONE}
     if len(set(several.values())) > 1:
         numbers = ", ".join(f"{_number(fit)} of `{name}`" for name, fit in several.items())
         fitting.error("E506", f"the inputs have different numbers of batches: {numbers}")
     elif not fitting.diagnostics.errors:
-        _check_rest(several, function, refusal, fitting)
+        _check_rest(several, inputs, refusal, fitting)
     fitting.diagnostics.raise_if_errors()
     full, rest = max(several.values(), default=ONE)
+    types = {each.name: each.type for each in inputs}
     return Batches(types, arrays, full + bool(rest), frozenset(several), rest)
 
 
@@ -251,9 +301,8 @@ Fit = tuple[int, int]
 ONE: Fit = (1, 0)
 
 
-def _fit(shape: tuple[int, ...], type: TensorType) -> Fit:
-    """Return the number of full batches in an array of that shape, and the rows left; (0, 0) if the shape does not fit."""
-    wanted = tuple(dim.size for dim in type.dims)
+def _fit(shape: tuple[int, ...], wanted: tuple[int, ...]) -> Fit:
+    """Return the number of full batches in an array of a shape, and the rows left; (0, 0) if the shape does not fit."""
     if shape == wanted:
         return ONE
     if not wanted or len(shape) != len(wanted) or shape[1:] != wanted[1:]:
@@ -267,17 +316,17 @@ def _number(fit: Fit) -> str:
 
 
 def _check_rest(
-    several: Mapping[str, Fit], function: Function, refusal: Refusal | None, fitting: Fitting
+    several: Mapping[str, Fit], inputs: Iterable[DataInput], refusal: Refusal | None, fitting: Fitting
 ) -> None:
     """Report (E503) the inputs with a smaller last batch that the model cannot take."""
-    found = [argument for argument in inputs_of(function) if several.get(argument.value.name, ONE)[1]]
-    for argument in found:
-        name, type = argument.value.name, argument.value.type.unsplit()
-        smaller = attrs.evolve(type.dims[0], size=several[name][1])
-        reason = refusal(smaller, tuple(several)) if refusal else ""
+    for each in inputs:
+        rest = several.get(each.name, ONE)[1]
+        if not rest:
+            continue
+        reason = refusal(attrs.evolve(each.type.dims[0], size=rest), tuple(several)) if refusal else ""
         if reason is not None:
             why = f"; a last batch with fewer rows cannot be: {reason}" if reason else ""
-            fitting.misshaped("input", name, type, argument.span, MULTIPLE + why)
+            fitting.misshaped("input", each.name, each.type, each.span, MULTIPLE + why)
 
 
 def draw_batch(

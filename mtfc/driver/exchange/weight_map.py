@@ -22,7 +22,7 @@ from typing import Any
 import attrs
 
 from mtfc.compiler.diagnostics import Diagnostics, Span, did_you_mean
-from mtfc.driver.loading.sources import Sources
+from mtfc.driver.loading.sources import Sources, line_span
 
 CODE = "E507"
 
@@ -93,19 +93,17 @@ class _Reader:
         self.diagnostics.add(CODE, message, span, help=help)
 
     def line(self, number: int) -> Span:
-        """Return the text of a line, counted from 0."""
-        line = (self.text.splitlines() or [""])[number]
-        start, end = len(line) - len(line.lstrip()), len(line.rstrip())
-        return Span(self.file, number + 1, start + 1, number + 1, max(end, start + 1) + 1)
+        """Return the text of a line, counted from 1, or of the last line."""
+        return line_span(self.file, self.text, number)
 
     def read(self) -> WeightMap:
         content = self._toml()
-        self._known(content, ("prefix", "rule", "ignore", "split", "metadata"), self.line(0))
+        self._known(content, ("prefix", "rule", "ignore", "split", "metadata"), self.line(1))
         places = self._places()
         rules = content.get("rule", [])
         if not isinstance(rules, list) or len(rules) != len(places) or not rules:
             if not self.diagnostics.errors:
-                self.error("a map has at least one rule, below a line `[[rule]]`", self.line(0))
+                self.error("a map has at least one rule, below a line `[[rule]]`", self.line(1))
             rules = []
         prefix = content.get("prefix", "")
         if not isinstance(prefix, str):
@@ -124,21 +122,20 @@ class _Reader:
         try:
             return tomllib.loads(self.text)
         except RecursionError:
-            self.error("this map is nested too deeply", self.line(0))
+            self.error("this map is nested too deeply", self.line(1))
             return {}
         except tomllib.TOMLDecodeError as error:
             message, _, place = str(error).partition(" (at ")
             found = re.search(r"line (\d+)", place)
-            last = max(len(self.text.splitlines()) - 1, 0)
-            number = min(int(found[1]) - 1, last) if found else last
-            self.error(f"this map is no TOML: {message[:1].lower()}{message[1:]}", self.line(number))
+            span = self.line(int(found[1]) if found else len(self.text))
+            self.error(f"this map is no TOML: {message[:1].lower()}{message[1:]}", span)
             return {}
 
     def _places(self) -> list[dict[str, Span]]:
         """Return the places of the rules and of their keys: TOML's parser does not tell them."""
         places: list[dict[str, Span]] = []
         inside = False
-        for number, line in enumerate(self.text.splitlines()):
+        for number, line in enumerate(self.text.splitlines(), 1):
             if HEADER.match(line):
                 places.append({"rule": self.line(number)})
                 inside = True
@@ -150,9 +147,9 @@ class _Reader:
 
     def _at(self, word: str) -> Span:
         """Return the line of an entry of the whole map."""
-        lines = enumerate(self.text.splitlines())
+        lines = enumerate(self.text.splitlines(), 1)
         return next(
-            (self.line(i) for i, line in lines if re.match(rf"\s*\[?\s*{word}\b", line)), self.line(0)
+            (self.line(i) for i, line in lines if re.match(rf"\s*\[?\s*{word}\b", line)), self.line(1)
         )
 
     def _known(self, table: Mapping[str, Any], known: Sequence[str], span: Span) -> None:

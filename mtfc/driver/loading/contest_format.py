@@ -9,12 +9,12 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Sized
+from collections.abc import Callable, Sized
 from itertools import chain
 from typing import Any
 
 from mtfc.compiler.garbage import few_collections
-from mtfc.compiler.search.solver.assignment_problem import AssignmentProblem, Integers, Ragged
+from mtfc.compiler.search.solver.assignment_problem import AssignmentProblem, Booleans, Integers, Ragged
 
 GZIP = b"\x1f\x8b"
 LARGEST = 4 * 10**18
@@ -72,11 +72,12 @@ def _problem(record: dict[str, Any]) -> AssignmentProblem:
     costs = _rows(nodes, "costs", "nodes")
     usages = _rows(nodes, "usages", "nodes")
     _expect_lengths(usages, costs.lengths, "nodes.usages", "as many as strategies in nodes.costs")
-    _expect_strategies(costs)
+    _refuse(costs.lengths == 0, lambda i: f"expected at least one strategy in nodes.costs[{i}], found none")
     intervals = _pairs(nodes, "intervals", "nodes")
     _expect_count(intervals, len(costs), "nodes.intervals", "nodes.costs")
     ends = _pairs(edges, "nodes", "edges")
-    _expect_ends(ends, len(costs))
+    _refuse(ends.max(1, initial=0) >= len(costs), lambda i: _wrong_ends(f"nodes below {len(costs)}", ends, i))
+    _refuse(ends[:, 0] == ends[:, 1], lambda i: _wrong_ends("two different nodes", ends, i))
     tables = _rows(edges, "costs", "edges")
     sizes = costs.lengths[ends].prod(axis=1)
     _expect_lengths(tables, sizes, "edges.costs", "one for each pair of strategies of the edge's nodes")
@@ -112,27 +113,27 @@ def _limit(record: dict[str, Any]) -> int | None:
 def _rows(record: dict[str, Any], key: str, of: str) -> Ragged:
     import numpy as np
 
-    lists, path = _lists_of(record, key, of), f"{of}.{key}"
-    offsets = np.cumsum([0, *map(len, lists)], dtype=np.int64)
-    return Ragged(_numbers(lists, path), offsets)
-
-
-def _pairs(record: dict[str, Any], key: str, of: str) -> Integers:
-    lists, path = _lists_of(record, key, of), f"{of}.{key}"
-    for index, pair in enumerate(lists):
-        if len(pair) != 2:
-            raise MalformedInstance(f"expected two numbers in {path}[{index}], found {len(pair)}")
-    return _numbers(lists, path).reshape(-1, 2)
-
-
-def _lists_of(record: dict[str, Any], key: str, of: str) -> list[list[Any]]:
     lists, path = _entry(record, key, of), f"{of}.{key}"
     if not isinstance(lists, list):
         raise MalformedInstance(f"expected a list as {path}, found {_kind(lists)}")
     for index, each in enumerate(lists):
         if not isinstance(each, list):
             raise MalformedInstance(f"expected a list as {path}[{index}], found {_kind(each)}")
-    return lists
+    offsets = np.cumsum([0, *map(len, lists)], dtype=np.int64)
+    return Ragged(_numbers(lists, path), offsets)
+
+
+def _pairs(record: dict[str, Any], key: str, of: str) -> Integers:
+    rows = _rows(record, key, of)
+    found = rows.lengths
+    _refuse(found != 2, lambda i: f"expected two numbers in {of}.{key}[{i}], found {found[i]}")
+    return rows.values.reshape(-1, 2)
+
+
+def _refuse(wrong: Booleans, message: Callable[[int], str]) -> None:
+    """Raise `MalformedInstance` for the first wrong position, if there is one."""
+    for index in wrong.nonzero()[0][:1].tolist():
+        raise MalformedInstance(message(index))
 
 
 def _numbers(lists: list[list[Any]], path: str) -> Integers:
@@ -164,35 +165,16 @@ def _expect_count(found: Sized, count: int, path: str, other: str) -> None:
 
 
 def _expect_lengths(rows: Ragged, lengths: Integers, path: str, why: str) -> None:
-    import numpy as np
-
     _expect_count(rows, len(lengths), path, "the list before it")
-    wrong = np.flatnonzero(rows.lengths != lengths)
-    if len(wrong):
-        row = int(wrong[0])
-        raise MalformedInstance(
-            f"expected {lengths[row]} numbers in {path}[{row}], {why}; found {rows.lengths[row]}"
-        )
+    found = rows.lengths
+    _refuse(
+        found != lengths,
+        lambda i: f"expected {lengths[i]} numbers in {path}[{i}], {why}; found {found[i]}",
+    )
 
 
-def _expect_strategies(costs: Ragged) -> None:
-    import numpy as np
-
-    empty = np.flatnonzero(costs.lengths == 0)
-    if len(empty):
-        raise MalformedInstance(f"expected at least one strategy in nodes.costs[{empty[0]}], found none")
-
-
-def _expect_ends(ends: Integers, nodes: int) -> None:
-    import numpy as np
-
-    for wrong, what in (
-        ((ends >= nodes).any(1), f"nodes below {nodes}"),
-        (ends[:, 0] == ends[:, 1], "two different nodes"),
-    ):
-        if wrong.any():
-            edge = int(np.flatnonzero(wrong)[0])
-            raise MalformedInstance(f"expected {what} in edges.nodes[{edge}], found {ends[edge].tolist()}")
+def _wrong_ends(expected: str, ends: Integers, edge: int) -> str:
+    return f"expected {expected} in edges.nodes[{edge}], found {ends[edge].tolist()}"
 
 
 def _kind(value: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from mtfc.compiler.diagnostics import CompileError, Diagnostic, Diagnostics, Span
+from mtfc.compiler.diagnostics import Diagnostics, Span, failure
 from mtfc.compiler.ir.builder import VerifyError
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.parser import ReadError, read_program
@@ -13,7 +13,7 @@ from mtfc.compiler.ir.verifier import LEVELS, Level, verify
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import ONE_DEVICE, UNDISTRIBUTED
-from mtfc.driver.loading.sources import Sources
+from mtfc.driver.loading.sources import Sources, line_span
 from mtfc.frontend.elaborate import elaborate
 from mtfc.frontend.layout_options import parse_layout, parse_mesh
 from mtfc.frontend.syntax.parser import parse
@@ -42,9 +42,9 @@ def read_ir(file: str, choice: Choice, sources: Sources) -> tuple[Program, Level
             raise ReadError("there is no function forward", 1)
     except ReadError as error:
         message = str(error).removeprefix(f"line {error.line}: ")
-        raise CompileError([Diagnostic("E014", message, _line(name, text, error.line))]) from None
+        raise failure("E014", message, line_span(name, text, error.line)) from None
     except VerifyError as error:
-        raise CompileError([Diagnostic("E014", error.reason, _place(name, text, error.where))]) from None
+        raise failure("E014", error.reason, _place(name, text, error.where)) from None
     return (
         (_placed(program, choice), level) if level == "global" else (_unchosen(file, program, choice), level)
     )
@@ -84,16 +84,7 @@ def _placed(program: Program, choice: Choice) -> Program:
     return attrs.evolve(program, mesh=mesh, layout=layout)
 
 
-def _line(file: str, text: str, number: int) -> Span:
-    """Return the span of a line, without the blanks around it; of the last line if the file is shorter."""
-    lines = text.splitlines() or [""]
-    number = max(1, min(number, len(lines)))
-    line = lines[number - 1]
-    start = 1 + len(line) - len(line.lstrip())
-    return Span(file, number, start, number, max(start + 1, 1 + len(line.rstrip())))
-
-
 def _place(file: str, text: str, where: str) -> Span:
     """Return the span of the equation that an error names, or of the first line."""
     found = (i for i, line in enumerate(text.splitlines(), 1) if line.strip().startswith(where))
-    return _line(file, text, next(found, 1))
+    return line_span(file, text, next(found, 1))

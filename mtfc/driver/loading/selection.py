@@ -24,11 +24,10 @@ from mtfc.compiler.passes.recompute import Recompute
 from mtfc.driver.data.files import read_neighbour
 from mtfc.driver.data.inputs import input_types, joined_axis
 from mtfc.driver.errors import UsageError, say
+from mtfc.driver.loading.cases import MultiMeshCase, PlacementCase, check_multi_mesh
 from mtfc.driver.loading.choice import Choice, ProgramSource
 from mtfc.driver.loading.layout_targets import layout_targets
 from mtfc.driver.loading.memory_limit import limit_of, run_limited
-from mtfc.driver.loading.multi_mesh_case import MultiMeshCase, check_multi_mesh
-from mtfc.driver.loading.placement_case import PlacementCase
 from mtfc.driver.loading.sources import Sources, known_as
 from mtfc.frontend import layout_options
 from mtfc.frontend.elaborate import Module, elaborate

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import attrs
 
-from mtfc.compiler.diagnostics import MOST, Diagnostic
+from mtfc.compiler.diagnostics import MOST, Diagnostic, Span
 from mtfc.driver.data.files import LARGEST_TEXT, STANDARD, read_bytes, read_neighbour
 from mtfc.driver.loading.choice import Choice
 
@@ -17,6 +17,15 @@ STDIN = "<stdin>"
 def known_as(path: str) -> str:
     """Return the name that diagnostics give a file."""
     return STDIN if path == STANDARD else path
+
+
+def line_span(file: str, text: str, number: int) -> Span:
+    """Return the span of a line, from 1, without the blanks around it; of the last line if the file is shorter."""
+    lines = text.splitlines() or [""]
+    number = max(1, min(number, len(lines)))
+    line = lines[number - 1]
+    start = 1 + len(line) - len(line.lstrip())
+    return Span(file, number, start, number, max(start + 1, 1 + len(line.rstrip())))
 
 
 class Reported(Protocol):

@@ -15,8 +15,7 @@ from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.training import average_of
 from mtfc.compiler.ir.types import Dim
 from mtfc.driver.data.array_files import Array, Arrays
-from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
-from mtfc.driver.loading.placement_case import PlacementCase
+from mtfc.driver.loading.cases import MultiMeshCase, PlacementCase
 
 if TYPE_CHECKING:
     from mtfc.backends.jax.jax_program import JaxProgram

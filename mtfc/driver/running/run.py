@@ -249,6 +249,9 @@ def _smaller(
 REPORTS = 20
 """Maximum number of steps that the text of a training run shows."""
 
+SHARE = 0.03
+"""Copying takes at most this share of the time."""
+
 
 @attrs.define
 class TrainingRun:
@@ -256,7 +259,8 @@ class TrainingRun:
 
     accumulate: the number of batches of a step; of several ones none is smaller. save: the path of the results, if any. show:
     receives some of the steps. resizing: compiles the model for the search for the cause of numbers that are not finite, if
-    there is one.
+    there is one. proven, new: copies of the parameters and the optimizer state before a step, on the host, without its batch. The
+    loss after `proven` was finite. due: the time of the next copy.
     """
 
     session: Session
@@ -270,15 +274,9 @@ class TrainingRun:
     steps: list[StepRecord] = attrs.field(factory=list)
     results: BatchResults = attrs.field(factory=lambda: BatchResults(({},)))
     cause: Diagnostic | None = None
-    rewind: Rewind | None = attrs.field(init=False)
-
-    @rewind.default
-    def _rewind(self) -> Rewind | None:
-        return Rewind(self.session, self._again) if self.save or self.resizing else None
-
-    def _again(self, number: int) -> float:
-        """Run a step once more, and return its loss."""
-        return float(step_of(number, 0.0, self._train(number), self.program)["loss"])
+    proven: StepInputs | None = None
+    new: StepInputs | None = None
+    due: float = 0.0
 
     def _train(self, number: int) -> dict[str, Array]:
         """Run training step `number`, counted from 0, and return its outputs."""
@@ -308,17 +306,15 @@ class TrainingRun:
         """Run step `i`; if the run saves its results, Ctrl-C waits for the end of the step."""
         message = f"interrupted: results are saved after step {i + 1}; Ctrl-C again ends at once"
         with delayed_interrupt(message) if self.save else nullcontext():
+            self._keep(i)
             start = time.perf_counter()
-            if self.rewind:
-                self.rewind.before(i)
-                start = time.perf_counter()
             outputs = self._train(i)
             self.steps.append(
                 {**step_of(i + 1, start, outputs, self.program), **reported(outputs, self.program)}
             )
             self.results = BatchResults((outputs,))
-            if self.rewind and self.is_finite:
-                self.rewind.succeeded()
+            if self.is_finite:
+                self.proven, self.new = self.new or self.proven, None
 
     def _show(self) -> None:
         evaluation = self.evaluation
@@ -333,13 +329,12 @@ class TrainingRun:
         if not self.is_finite:
             self._search(number - 1)
             return self._failed(f"the loss of step {number} is {self.steps[-1]['loss']}", number - 1)
-        if self.rewind is None:
+        if not self._is_kept:
             return status
         parameters = self.session.parameters()
         if not _all_finite(parameters):
             self._search(number)
-            earlier = self.rewind.back(number - 1)
-            if earlier is not None and _all_finite(earlier):
+            if _all_finite(self._last_finite(number - 1).parameters):
                 return self._failed(f"the parameters after step {number} are not finite", number)
         if self.save is not None:
             self._save(parameters, self.steps)
@@ -349,13 +344,12 @@ class TrainingRun:
 
     def _failed(self, why: str, last: int) -> int:
         """Save the parameters that gave the loss of step `last`; 0 means that no loss was finite."""
-        good = self.rewind.back(last - 1) if self.rewind and self.save and last else None
         if self.save is None:
             say(f"{why}; with --save the last good parameters are kept")
-        elif good is None:
+        elif not last:
             say(f"{why}: nothing is saved")
         else:
-            self._save(good, self.steps[:last])
+            self._save(self._last_finite(last - 1).parameters, self.steps[:last])
             say(
                 f"{why}: {self.save} has the parameters that gave the loss of step {last}, the last good ones"
             )
@@ -363,13 +357,48 @@ class TrainingRun:
 
     def _search(self, step: int) -> None:
         """Find the cause of numbers that are not finite in a step, or in the parameters that it starts from."""
-        if self.resizing is None or self.rewind is None:
+        if self.resizing is None:
             return
-        start = self.rewind.start_of_failure(step)
+        start = self._last_finite(step)
         dim = self.batches.smaller(start.number)
         program = self.program if dim is None else self.resizing.program(dim)
         start = attrs.evolve(start, batch=self.batches.step(start.number, self.accumulate))
         self.cause = cause_in_step(program, self.resizing.case(program), start, say)
+
+    @property
+    def _is_kept(self) -> bool:
+        """True if earlier parameters may be needed."""
+        return bool(self.save or self.resizing)
+
+    def _keep(self, step: int) -> None:
+        """Copy parameters and state before the step, if enough time has passed since the last copy."""
+        started = monotonic()
+        if self._is_kept and started >= self.due:
+            self.new = self._copy(step)
+            self.due = monotonic() + (monotonic() - started) / SHARE
+
+    def _last_finite(self, step: int) -> StepInputs:
+        """Go back to the start of `step`, or of the first step since the last copy that makes numbers which are not finite.
+
+        On some GPUs a repeated step gives other numbers.
+        """
+        copy = self.proven or self.new
+        assert copy is not None, "a copy is taken before the first step"
+        self.session.restore(copy.parameters, copy.state)
+        for number in range(copy.number, step):
+            loss = step_of(number, 0.0, self._train(number), self.program)["loss"]
+            after = self._copy(number + 1)
+            if not (isfinite(loss) and _all_finite(after.parameters)):
+                self.session.restore(copy.parameters, copy.state)
+                break
+            copy = after
+        return copy
+
+    def _copy(self, step: int) -> StepInputs:
+        """Copy the arrays: JAX arrays on CPUs are views of a buffer that the next step may overwrite."""
+        kinds = (self.session.parameters(), self.session.optimizer_state())
+        parameters, state = ({name: np.array(array) for name, array in arrays.items()} for arrays in kinds)
+        return StepInputs(parameters, state, {}, step)
 
     def _save(self, parameters: Arrays, steps: Sequence[StepRecord]) -> None:
         assert self.save is not None
@@ -459,72 +488,6 @@ def evaluate(
     axes = {name: joined_axis(type, batches.dims) for name, type in types.items()}
     by_output = {name: tuple(each[name] for each in weights) for name in counts} if number > 1 else {}
     return steps, BatchResults(parts, rows, axes, by_output)
-
-
-SHARE = 0.03
-"""Copying takes at most this share of the time."""
-
-
-@attrs.define
-class Rewind:
-    """Goes back in a training run. `again` runs the step of a given number and returns its loss.
-
-    proven, new: copies of the parameters and the optimizer state before a step, on the host, without its batch.
-    """
-
-    session: Session
-    again: Callable[[int], float]
-    proven: StepInputs | None = None
-    new: StepInputs | None = None
-    due: float = 0.0
-
-    def before(self, step: int) -> None:
-        """Copy parameters and state before the step, if enough time has passed since the last copy."""
-        started = monotonic()
-        if started < self.due:
-            return
-        self.new = self._copy(step)
-        self.due = monotonic() + (monotonic() - started) / SHARE
-
-    def succeeded(self) -> None:
-        """Accept the new copy, if any: the loss of the step was finite."""
-        self.proven, self.new = self.new or self.proven, None
-
-    def back(self, step: int) -> dict[str, Array] | None:
-        """Return the parameters that `step` started from; None if no copy has been accepted.
-
-        On some GPUs a repeated step gives another loss. If that loss is not finite, return the parameters of the copy.
-        """
-        if self.proven is None:
-            return None
-        self._restore(self.proven)
-        for number in range(self.proven.number, step):
-            if not isfinite(self.again(number)):
-                self._restore(self.proven)
-                break
-        return self.session.parameters()
-
-    def start_of_failure(self, step: int) -> StepInputs:
-        """Return the start of the step that made numbers which are not finite, `step` or an earlier one since the last copy."""
-        copy = self.proven or self.new
-        assert copy is not None, "a copy is taken before the first step"
-        self._restore(copy)
-        while copy.number < step:
-            self.again(copy.number)
-            after = self._copy(copy.number + 1)
-            if not _all_finite(after.parameters):
-                break
-            copy = after
-        return copy
-
-    def _copy(self, step: int) -> StepInputs:
-        """Copy the arrays: JAX arrays on CPUs are views of a buffer that the next step may overwrite."""
-        kinds = (self.session.parameters(), self.session.optimizer_state())
-        parameters, state = ({name: np.array(array) for name, array in arrays.items()} for arrays in kinds)
-        return StepInputs(parameters, state, {}, step)
-
-    def _restore(self, copy: StepInputs) -> None:
-        self.session.restore(copy.parameters, copy.state)
 
 
 @contextmanager

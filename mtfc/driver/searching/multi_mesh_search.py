@@ -22,8 +22,8 @@ from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Axes, Dim, Layout, Rules
 from mtfc.compiler.search.found import NothingFits, descend, memory_text
 from mtfc.compiler.search.global_layouts.layout_space import space_of, values_of
+from mtfc.driver.loading.cases import MultiMeshCase
 from mtfc.driver.loading.choice import Choice
-from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
 from mtfc.driver.loading.selection import choose
 from mtfc.driver.searching.space import SearchAnswer, SearchTask
 from mtfc.driver.searching.written import declared_name

@@ -222,18 +222,14 @@ class Checkpoints:
 
     def _check_arrays(self, about: About, wanted: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
         """Raise `FailedRequest` with every array that is missing, unknown or of another type."""
-        missing = [f"lacks {_typed(name, type)}" for name, type in wanted.items() if name not in about.arrays]
-        unknown = [
-            f"has {_typed(name, type)}, which the model lacks"
-            for name, type in about.arrays.items()
-            if name not in wanted
-        ]
-        other = [
-            f"has {_typed(name, about.arrays[name])}, and the model has {_typed(name, type)}"
-            for name, type in wanted.items()
-            if name in about.arrays and about.arrays[name] != type
-        ]
-        found = [*missing, *other, *unknown]
+        found = []
+        for name in {**wanted, **about.arrays}:
+            has, needed = (_typed(name, table.get(name)) for table in (about.arrays, wanted))
+            if has is None:
+                found.append(f"lacks {needed}")
+            elif has != needed:
+                takes = f"and the model has {needed}" if needed else "which the model lacks"
+                found.append(f"has {has}, {takes}")
         if found:
             where = f"{self.name(about.step)}, a checkpoint of model `{about.program}`"
             shown = "".join(f"\n  it {each}" for each in found[:SHOWN])
@@ -524,9 +520,8 @@ def _named_arrays(state: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"{kind}/{name}", array) for name, array in getattr(state, kind).items())
 
 
-def _typed(name: str, type: tuple[str, tuple[int, ...]]) -> str:
-    dtype, shape = type
-    return f"{name}: {dtype}[{', '.join(map(str, shape))}]"
+def _typed(name: str, type: tuple[str, tuple[int, ...]] | None) -> str | None:
+    return f"{name}: {type[0]}[{', '.join(map(str, type[1]))}]" if type is not None else None
 
 
 # Warm starts

@@ -22,19 +22,15 @@ from functools import lru_cache, partial
 from hashlib import shake_128
 from itertools import accumulate
 from threading import Thread
-from typing import Any, Protocol
+from typing import Any
 from zlib import crc32
 
 import attrs
 import numpy as np
 
 from mtfc.backends.common.shares import Share
-from mtfc.compiler.diagnostics import CompileError, Diagnostic, Span
-from mtfc.compiler.ir.core import Program
-from mtfc.compiler.ir.ops.elementwise import numpy_dtype
-from mtfc.compiler.ir.types import FLOATS, TensorType
-from mtfc.driver.data.array_files import Array, StoredArray, whole
-from mtfc.driver.data.inputs import Fitting, index_bound, inputs_of, stacked
+from mtfc.driver.data.array_files import Array, StoredArray
+from mtfc.driver.data.inputs import DataInput, Fitting, stacked
 from mtfc.driver.data.packages import import_package
 from mtfc.driver.errors import UsageError, say
 from mtfc.driver.training.user_code import explained, kind_of_value
@@ -50,44 +46,6 @@ CLOSING_SECONDS = 2.0
 """The longest time that closing waits for a read under way, which may be code of the user."""
 
 
-class BatchIterator(Protocol):
-    """The data of one step after the other, for one process: rows of each input, and all of an input that is not split.
-
-    With several micro-batches a step, arrays have their number as the first dimension.
-    """
-
-    def __next__(self) -> dict[str, Array]: ...
-
-    def state(self) -> Position:
-        """Return the position after the last step that `next` returned; steps read ahead do not count."""
-
-    def checksum(self) -> int:
-        """Return a number that processes compare: of the first item of a function, which all of them call; else 0."""
-
-    def close(self) -> None:
-        """Stop reading ahead."""
-
-
-class DataSource(Protocol):
-    """The data of `--data` or `--eval`. steps_per_epoch: the number of steps in one pass; None if it is unknown."""
-
-    @property
-    def steps_per_epoch(self) -> int | None: ...
-
-    def description(self) -> str:
-        """Return a line for people: the number of examples and steps, and the examples that are left out."""
-
-    def batches(self, share: Share, seed: int | None, start: Position | None = None) -> BatchIterator:
-        """Return the steps for one process. Raises `UsageError`, and so does `next`; `next` also raises `CompileError`.
-
-        seed: shuffles the examples, in another order each epoch, without end. None gives one pass in the order of the data.
-        start: a position that `state` returned, of any process.
-        """
-
-    def places(self, position: Position, seed: int | None) -> str:
-        """Return the examples of the step before a position, in all processes, and their files, for a message."""
-
-
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Return the entries that differ between a checkpoint and now, each with its old and its new value."""
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
@@ -96,10 +54,12 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 @attrs.frozen(eq=False)
-class PositionedIterator:
-    """A grain iterator whose state also tells the order of the examples.
+class BatchIterator:
+    """The data of one step after the other, for one process: rows of each input, and all of an input that is not split.
 
-    A checkpoint's position has a meaning only in the same order. first: returns the checksum of the first item.
+    With several micro-batches a step, arrays have their number as the first dimension. The state of grain's iterator also tells
+    the order of the examples: a checkpoint's position has a meaning only in the same order. first: returns the checksum of the
+    first item.
     """
 
     iterator: Any
@@ -107,9 +67,7 @@ class PositionedIterator:
     first: Callable[[], int] = int
 
     @classmethod
-    def at(
-        cls, iterator: Any, order: Mapping[str, Any], start: Position | None, name: str
-    ) -> PositionedIterator:
+    def at(cls, iterator: Any, order: Mapping[str, Any], start: Position | None, name: str) -> BatchIterator:
         """Return the iterator at `start`, or with a message at the first step if the order is not that of `start`."""
         before = start["order"] if start else None
         if start and before == order:
@@ -128,73 +86,18 @@ class PositionedIterator:
         return dict(next(self.iterator))
 
     def state(self) -> Position:
+        """Return the position after the last step that `next` returned; steps read ahead do not count."""
         return {"order": dict(self.order), "iterator": self.iterator.get_state()}
 
     def checksum(self) -> int:
+        """Return a number that processes compare: of the first item of a function, which all of them call; else 0."""
         return self.first()
 
     def close(self) -> None:
+        """Stop reading ahead."""
         closing = Thread(target=self.iterator.close, daemon=True)
         closing.start()
         closing.join(CLOSING_SECONDS)
-
-
-@attrs.frozen
-class DataInput:
-    """An input of the model. bound: the size of the smallest dimension that its numbers are indices into, if there is one."""
-
-    name: str
-    type: TensorType
-    span: Span | None
-    bound: int | None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape in the global batch."""
-        return tuple(dim.size for dim in self.type.dims)
-
-    @property
-    def rows(self) -> int:
-        """Number of rows in the global batch; 1 for a scalar."""
-        return self.shape[0] if self.shape else 1
-
-    def converted(self, array: Array, place: Callable[[int], str]) -> Array:
-        """Return an array in the dtype of the input. Raises `CompileError` (E504) for integers that the input cannot take.
-
-        place: names the row with a given position in the array, for the message.
-        """
-        if self.type.dtype not in FLOATS and array.dtype.kind in "iu" and array.size:
-            self._check_range(array, place)
-        with np.errstate(over="ignore"):
-            return np.asarray(array, numpy_dtype(np, self.type.dtype), order="C")
-
-    def _check_range(self, array: Array, place: Callable[[int], str]) -> None:
-        """Raise `CompileError` if an integer is out of range. Dtypes whose integers are all in range cost nothing."""
-        limits, held = np.iinfo(numpy_dtype(np, self.type.dtype)), np.iinfo(array.dtype)
-        least, most = (limits.min, limits.max) if self.bound is None else (0, self.bound - 1)
-        if (held.min >= least or array.min() >= least) and (held.max <= most or array.max() <= most):
-            return
-        outside = (array < least) | (array > most)
-        row = int(np.argwhere(outside)[0][0]) if array.ndim else 0
-        takes = f"takes numbers from {least} to {most}"
-        found = f"{place(row)} has {array[outside].flat[0]}"
-        raise CompileError(
-            [Diagnostic("E504", f"input `{self.name}` {takes}, and {found}", self.span or whole(self.name))]
-        )
-
-
-def data_inputs(program: Program) -> tuple[DataInput, ...]:
-    """Return the inputs of the undistributed model, in the order of the file."""
-    forward = program.function("forward")
-    return tuple(
-        DataInput(
-            each.value.name,
-            each.value.type.unsplit(),
-            each.span,
-            index_bound(each.value.name, forward.body),
-        )
-        for each in inputs_of(forward)
-    )
 
 
 def place_in(starts: Array, number: int) -> tuple[int, int]:
@@ -319,7 +222,7 @@ class UserSource:
         steps = UserSteps(self, share, seed, shard)
         prefetched = import_package("grain", "grain").experimental.ThreadPrefetchDatasetIterator(steps, AHEAD)
         order = {"function": self.name, "seed": seed}
-        iterator = PositionedIterator.at(prefetched, order, start, self.name)
+        iterator = BatchIterator.at(prefetched, order, start, self.name)
         return attrs.evolve(iterator, first=lambda: steps.first)
 
     def places(self, position: Position, seed: int | None) -> str:
@@ -470,17 +373,11 @@ class UserSteps:
 
     def _check(self, input: DataInput, fitting: Fitting, rows: int | None) -> None:
         """Report an array that is missing, or that does not fit. rows: those of the item, which may be fewer than a batch."""
-        type = input.type
         if self._source.has_examples(input):
             size = input.rows // self._shard[1] if self._shard else input.rows
-            part = attrs.evolve(type.dims[0], size=rows if rows and rows < size else size)
-            type = attrs.evolve(type, dims=(part, *type.dims[1:]))
-        if input.name not in fitting.arrays:
-            fitting.missing("input", input.name, input.span)
-        elif fitting.arrays[input.name].shape != tuple(dim.size for dim in type.dims):
-            fitting.misshaped("input", input.name, type, input.span)
-        else:
-            fitting.accepts("input", input.name, type, input.span)
+            part = attrs.evolve(input.type.dims[0], size=rows if rows and rows < size else size)
+            input = attrs.evolve(input, type=attrs.evolve(input.type, dims=(part, *input.type.dims[1:])))
+        fitting.takes(input, lambda input, shape: shape == input.shape)
 
     def _rows(self, input: DataInput, array: Array, name: str) -> Array:
         """Return a copy of this process's rows: the function may use its array again for the next item.

@@ -28,22 +28,18 @@ from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import FLOATS
 from mtfc.driver.data.array_files import Array
 from mtfc.driver.data.files import with_local_copies
-from mtfc.driver.data.inputs import shape_text, stacked
+from mtfc.driver.data.inputs import DataInput, data_inputs, shape_text, stacked
 from mtfc.driver.data.packages import import_package
 from mtfc.driver.data.tokenizers import Tokenizer
 from mtfc.driver.errors import UsageError, raised_as, similar_path
 from mtfc.driver.training.data_interface import (
     AHEAD,
     BatchIterator,
-    DataInput,
-    DataSource,
     ExampleOrder,
     MixedOrder,
     Order,
     Position,
-    PositionedIterator,
     UserSource,
-    data_inputs,
     place_in,
 )
 from mtfc.driver.training.example_files import (
@@ -87,7 +83,7 @@ def open_source(
     Paths may be remote. takes_rest: the data has an end, and may have fewer examples than a step takes. whole_documents: a
     document is cut only if it is longer than a row.
     """
-    inputs = data_inputs(program)
+    inputs = data_inputs(program.function("forward"))
     if not inputs:
         raise UsageError(f"model {program.name} has no inputs: leave out --data")
     if _is_function(spec):
@@ -380,7 +376,7 @@ class FileSource:
         iterator = iter(grain.MapDataset.range(steps).map(reads).to_iter_dataset(options))
         order = {"examples": self.examples.count, "per_step": self.per_step, "seed": seed, "shuffle": SHUFFLE}
         order |= {**self.mixture.identity, **self.identity}
-        return PositionedIterator.at(iterator, order, start, self.examples.name)
+        return BatchIterator.at(iterator, order, start, self.examples.name)
 
     def _order(self, seed: int | None) -> Order:
         return self.mixture.order(seed, self.whole_steps * self.per_step)
@@ -541,7 +537,7 @@ class PackedSource:
         iterator = grain.experimental.ThreadPrefetchDatasetIterator(iter(steps), AHEAD)
         if start is not None:
             start = {**start, "iterator": _with_tuples(start.get("iterator"))}
-        return PositionedIterator.at(iterator, {**self.identity, "seed": seed}, start, self.name)
+        return BatchIterator.at(iterator, {**self.identity, "seed": seed}, start, self.name)
 
     def places(self, position: Position, seed: int | None) -> str:
         number = self._number(self.orders(seed), _next_document(position["iterator"]))
@@ -589,3 +585,15 @@ def _with_tuples(state: Any) -> Any:
     if isinstance(state, Mapping):
         return {name: _with_tuples(value) for name, value in state.items()}
     return tuple(map(_with_tuples, state)) if isinstance(state, list) else state
+
+
+DataSource = FileSource | PackedSource | UserSource
+"""The data of `--data` or `--eval`.
+
+- `steps_per_epoch`: the number of steps in one pass; None if it is unknown.
+- `description`: a line for people: the number of examples and steps, and the examples that are left out.
+- `batches`: the steps for one process. A seed shuffles the examples, in another order each epoch, without end. None gives one
+  pass in the order of the data. `start` is a position that `state` returned, of any process. Raises `UsageError`, and so does
+  `next`; `next` also raises `CompileError`.
+- `places`: the examples of the step before a position, in all processes, and their files, for a message.
+"""

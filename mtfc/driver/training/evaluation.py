@@ -18,15 +18,15 @@ from mtfc.backends.common.devices import import_jax
 from mtfc.compiler.activity import doing
 from mtfc.compiler.analysis.output_weights import with_weights
 from mtfc.compiler.ir.core import Program
-from mtfc.driver.data.inputs import given_parameters
+from mtfc.driver.data.inputs import data_inputs, given_parameters
 from mtfc.driver.errors import UsageError, say
 from mtfc.driver.loading.selection import Case, LayoutOnMesh, Resizing, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import EvalOptions
 from mtfc.driver.running.execution import jax_program
 from mtfc.driver.running.run import weighted_mean
-from mtfc.driver.training.data_interface import DataSource, UserSource, data_inputs
-from mtfc.driver.training.data_sources import FileSource, check_documents, open_source
+from mtfc.driver.training.data_interface import UserSource
+from mtfc.driver.training.data_sources import DataSource, FileSource, check_documents, open_source
 from mtfc.driver.training.hosts import Hosts, watched_peers
 from mtfc.driver.training.loop import iter_batches
 from mtfc.driver.training.same_run import check_same, facts_of, program_fingerprint
@@ -74,13 +74,8 @@ class Forward:
 
     def placed(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Return whole parameters as this program places them: the layout of fewer rows may lack rules."""
-        put, structs = import_jax().device_put, self.on_devices.abstract("params")
-        moved = {
-            name: x
-            if getattr(x, "sharding", None) == structs[name].sharding
-            else put(x, structs[name].sharding)
-            for name, x in params.items()
-        }
+        shardings = {name: each.sharding for name, each in self.on_devices.abstract("params").items()}
+        moved = import_jax().device_put(dict(params), shardings)
         return self.on_devices.place(moved, "params")
 
 
@@ -189,7 +184,7 @@ def _rest(
         return None
     program = resizing.program(dim)
     forward = Forward.of(program, resizing.case(program), dim.size)
-    return forward, source.rest_batch(forward.on_devices.share, data_inputs(program))
+    return forward, source.rest_batch(forward.on_devices.share, data_inputs(program.function("forward")))
 
 
 def _described(source: DataSource, has_rest: bool) -> str:

@@ -25,7 +25,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from mtfc.compiler.diagnostics import CompileError, Diagnostic
+from mtfc.compiler.diagnostics import failure
 from mtfc.compiler.ir.types import Dim
 from mtfc.driver.data.array_files import (
     PARSING,
@@ -37,11 +37,11 @@ from mtfc.driver.data.array_files import (
     unreadable,
     whole,
 )
-from mtfc.driver.data.inputs import Fitting, shape_text
+from mtfc.driver.data.inputs import DataInput, Fitting, shape_text
 from mtfc.driver.data.packages import import_package
 from mtfc.driver.data.tokenizers import Tokenizer
 from mtfc.driver.errors import UsageError, say
-from mtfc.driver.training.data_interface import DataInput, place_in
+from mtfc.driver.training.data_interface import place_in
 
 TOKEN_DTYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
 """The dtypes of token files; their numbers are little-endian."""
@@ -257,15 +257,14 @@ def _checked_shapes(path: str, arrays: Arrays, inputs: Sequence[DataInput]) -> S
     stored = {name: StoredArray(x.shape, x.dtype.name, partial(np.asarray, x)) for name, x in arrays.items()}
     fitting = Fitting(path, stored)
     for each in inputs:
-        if each.name not in arrays:
-            fitting.missing("input", each.name, each.span)
-        elif len(arrays[each.name].shape) != len(each.shape) or arrays[each.name].shape[1:] != each.shape[1:]:
-            help = "its first dimension is the number of examples" if each.shape else None
-            fitting.misshaped("input", each.name, each.type, each.span, help)
-        else:
-            fitting.accepts("input", each.name, each.type, each.span)
+        help = "its first dimension is the number of examples" if each.shape else None
+        fitting.takes(each, _has_examples, help)
     fitting.diagnostics.raise_if_errors()
     return {each.name: arrays[each.name].shape for each in inputs}
+
+
+def _has_examples(input: DataInput, shape: tuple[int, ...]) -> bool:
+    return len(shape) == len(input.shape) and shape[1:] == input.shape[1:]
 
 
 def joined(parts: Sequence[Examples], name: str) -> Examples:
@@ -302,7 +301,7 @@ def _columns(
     if len(counting) > 1:
         found = ", ".join(f"`{dim.name}` of `{name}`" for dim, name in counting.items())
         message = f"the inputs have examples along different dimensions: {found}"
-        raise CompileError([Diagnostic("E506", message, whole(path))])
+        raise failure("E506", message, whole(path))
     dim = next(iter(counting), candidates[0].type.dims[0])
     return dim, tuple(each for each in candidates if each.type.dims[0] == dim)
 
@@ -313,7 +312,7 @@ def _rows(path: str, shapes: Shapes, members: Sequence[DataInput]) -> int:
     if len(set(counts.values())) > 1:
         numbers = ", ".join(f"{count} of `{name}`" for name, count in counts.items())
         message = f"the inputs have different numbers of examples: {numbers}"
-        raise CompileError([Diagnostic("E506", message, whole(path))])
+        raise failure("E506", message, whole(path))
     return next(iter(counts.values()))
 
 

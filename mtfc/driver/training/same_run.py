@@ -22,7 +22,7 @@ from mtfc.driver.data.files import readable_texts
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.selection import Case
 from mtfc.driver.options import EvalOptions, TrainOptions
-from mtfc.driver.training.data_interface import DataSource
+from mtfc.driver.training.data_sources import DataSource
 
 PACKAGES = ("mtfc", "jax", "jaxlib", "numpy", "grain", "orbax-checkpoint")
 

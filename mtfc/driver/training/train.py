@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -18,7 +19,7 @@ from mtfc.compiler.diagnostics import Diagnostic
 from mtfc.compiler.ir.core import Program
 from mtfc.driver.data.array_files import CHECKPOINTS, About
 from mtfc.driver.data.files import RemoteFolder, cache, is_remote
-from mtfc.driver.data.inputs import draw_batch, given_parameters
+from mtfc.driver.data.inputs import data_inputs, draw_batch, given_parameters
 from mtfc.driver.errors import ERRORS, INTERRUPTED, OK, UsageError, raised_as, say
 from mtfc.driver.loading.selection import Case, LayoutOnMesh, Resizing, Selection, select
 from mtfc.driver.loading.sources import Sources
@@ -26,8 +27,8 @@ from mtfc.driver.options import TrainOptions
 from mtfc.driver.running.execution import jax_program
 from mtfc.driver.running.nan_search import StepInputs, cause_in_step
 from mtfc.driver.training.checkpoints import Checkpoints, NotFinite, Saving, kinds, warm_start
-from mtfc.driver.training.data_interface import DataSource, changes
-from mtfc.driver.training.data_sources import check_documents, open_source
+from mtfc.driver.training.data_interface import UserSource, changes
+from mtfc.driver.training.data_sources import DataSource, check_documents, open_source
 from mtfc.driver.training.evaluation import DataEvaluation, check_hosts
 from mtfc.driver.training.hosts import Peers, watched_peers
 from mtfc.driver.training.loop import Schedule, TrainLoop
@@ -446,7 +447,9 @@ def _source(options: TrainOptions, program: Program, accumulate: int, leads: boo
             raise UsageError("--whole-documents goes with --data, which has documents")
         if leads:
             say(f"no --data: one batch of inputs is drawn from seed {options.seed}")
-        return DrawnSource(draw_batch(program.function("forward"), options.seed).step(0, accumulate))
+        forward = program.function("forward")
+        batch = draw_batch(forward, options.seed)[0]
+        return UserSource("the drawn batch", lambda: repeat(batch), data_inputs(forward), accumulate)
     source = open_source(
         options.data, program, accumulate, options.tokenizer, whole_documents=options.whole_documents
     )
@@ -454,35 +457,6 @@ def _source(options: TrainOptions, program: Program, accumulate: int, leads: boo
     if leads:
         say(source.description())
     return source
-
-
-@attrs.frozen(eq=False)
-class DrawnSource:
-    """One drawn batch, the same in every step: a source, and its iterator, which has no position."""
-
-    arrays: Mapping[str, Any]
-    steps_per_epoch: int | None = None
-
-    def description(self) -> str:
-        return "one drawn batch"
-
-    def places(self, position: object, seed: int | None) -> str:
-        return f"the one that is drawn from seed {seed}"
-
-    def batches(self, share: object, seed: int | None, start: object = None) -> DrawnSource:
-        return self
-
-    def __next__(self) -> dict[str, Any]:
-        return dict(self.arrays)
-
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def checksum(self) -> int:
-        return 0
-
-    def close(self) -> None:
-        """Hold nothing to release."""
 
 
 def _total(options: TrainOptions, source: DataSource) -> int:

@@ -32,8 +32,7 @@ from mtfc.compiler.passes.fuse_attention import FuseAttention
 from mtfc.compiler.passes.pass_base import Pass
 from mtfc.driver.data.inputs import draw_batch
 from mtfc.driver.errors import UsageError
-from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
-from mtfc.driver.loading.placement_case import PlacementCase
+from mtfc.driver.loading.cases import MultiMeshCase, PlacementCase
 from mtfc.driver.loading.selection import LayoutOnMesh, say_left_out, select, select_models
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import VerifyOptions

@@ -37,7 +37,7 @@ from mtfc.driver.verification.special_numbers import KINDS, SpecialDraw, has_con
 
 if TYPE_CHECKING:
     from mtfc.backends.interpreter import Evaluation
-    from mtfc.driver.loading.placement_case import PlacementCase
+    from mtfc.driver.loading.cases import PlacementCase
 
 STEPS = 3
 """Number of training steps compared: the second step reads the state of the first, the third shows the state of the second."""

@@ -38,7 +38,7 @@ from mtfc.compiler.passes.mixed_precision import everything_in
 from mtfc.driver.data.array_files import Arrays
 from mtfc.driver.data.inputs import given_parameters
 from mtfc.driver.errors import UsageError
-from mtfc.driver.loading.placement_case import PlacementCase
+from mtfc.driver.loading.cases import PlacementCase
 from mtfc.driver.loading.selection import Case, Selection, select, select_models
 from mtfc.driver.loading.sources import Sources, known_as
 from mtfc.driver.options import VerifyOptions

@@ -1,9 +1,9 @@
-"""A layout of several meshes in the place of a layout, for the commands that take either."""
+"""What stands in the place of a layout: a layout of several meshes, or a placement, for the commands that take either."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import attrs
 
@@ -11,6 +11,7 @@ from mtfc.compiler.diagnostics import Diagnostic, did_you_mean
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import print_program
 from mtfc.compiler.ir.types import Layout, Mesh
+from mtfc.driver.errors import UsageError
 from mtfc.frontend.layouts.legality import check_layout
 from mtfc.frontend.layouts.program_index import ProgramIndex
 
@@ -18,10 +19,50 @@ if TYPE_CHECKING:
     from mtfc.frontend.layouts.declared_layouts import MultiMeshLayout
     from mtfc.meshes.mesh_labels import MeshPart
     from mtfc.meshes.multi_mesh_program import MultiMeshProgram
+    from mtfc.placements.declarations import DeclaredPlacement
+
+
+class CaseOnDevices:
+    """A case without one mesh: it has a name and a number of devices, and passes do not lower the whole program for it."""
+
+    kind: ClassVar[str]
+
+    @property
+    def name(self) -> str:
+        raise NotImplementedError
+
+    @property
+    def devices(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def mesh(self) -> Mesh:
+        """All devices as a mesh of one axis, for messages."""
+        return Mesh("devices", (("all", self.devices),))
+
+    @property
+    def layout(self) -> Layout:
+        """A layout with the same name, for messages."""
+        return Layout(self.name)
+
+    def as_near(self) -> Self:
+        return self
+
+    def placed(self, program: Program) -> Program:
+        """Return the global program, whose parts get their devices later."""
+        return program
+
+    def source(self, program: Program, backend: str = "jax", of: str = "step") -> str:
+        """Return the text of a variant of the program as a module. Raises `CompileError` and `UsageError`."""
+        raise NotImplementedError
+
+    def forward_source(self, program: Program, backend: str = "jax") -> str:
+        """Return the text of the forward pass alone as a module."""
+        return self.source(program, backend, "forward")
 
 
 @attrs.frozen
-class MultiMeshCase:
+class MultiMeshCase(CaseOnDevices):
     """A layout of several meshes. rules: the rules of each part, in the order of `declared.parts`."""
 
     declared: MultiMeshLayout
@@ -38,14 +79,8 @@ class MultiMeshCase:
         return self.declared.name
 
     @property
-    def mesh(self) -> Mesh:
-        """All devices as a mesh of one axis, for messages."""
-        return Mesh("devices", (("all", sum(part.mesh.devices for part in self.declared.parts)),))
-
-    @property
-    def layout(self) -> Layout:
-        """A layout with the same name, for messages."""
-        return Layout(self.name)
+    def devices(self) -> int:
+        return sum(part.mesh.devices for part in self.declared.parts)
 
     @property
     def parts(self) -> tuple[MeshPart, ...]:
@@ -56,13 +91,6 @@ class MultiMeshCase:
         """The layout and its meshes, in a line."""
         meshes = ", ".join(f"{part.mesh.name} = [{part.mesh.axes_text}]" for part in self.declared.parts)
         return f"layout {self.name} on meshes {meshes}"
-
-    def as_near(self) -> MultiMeshCase:
-        return self
-
-    def placed(self, program: Program) -> Program:
-        """Return the global program, whose segments get their meshes and layouts later."""
-        return program
 
     def program(self, program: Program, of: str = "step") -> MultiMeshProgram:
         """Return a variant of the program in segments on the meshes."""
@@ -89,9 +117,46 @@ class MultiMeshCase:
 
         return generate(self.program(program, of), backend)
 
-    def forward_source(self, program: Program, backend: str = "jax") -> str:
-        """Return the text of the forward pass alone as a module."""
-        return self.source(program, backend, "forward")
+
+@attrs.frozen
+class PlacementCase(CaseOnDevices):
+    """A placement on its devices. declared: the program of the file, whose operators the placement names."""
+
+    placement: DeclaredPlacement
+    declared: Program = attrs.field(eq=False)
+
+    kind: ClassVar[str] = "a placement"
+
+    @property
+    def name(self) -> str:
+        return self.placement.name
+
+    @property
+    def devices(self) -> int:
+        return self.placement.devices
+
+    @property
+    def summary(self) -> str:
+        """The placement and its devices, in a line."""
+        return f"placement {self.name} on {self.devices} device{'s'[: self.devices - 1]}"
+
+    def check(self) -> None:
+        """Raise `CompileError` (E317, E319) for a placement that does not fit the operators of the model."""
+        from mtfc.placements.running.placed_program import PlacedProgram
+
+        PlacedProgram(self.declared, self.placement, self.declared).configurations()
+
+    def source(self, program: Program, backend: str = "jax", of: str = "step") -> str:
+        """Return the text of a variant of the program as a module. Raises `CompileError` and `UsageError`."""
+        if backend != "jax":
+            raise UsageError(
+                f"`{self.name}` is a placement, which runs on JAX's devices: --backend jax"
+                " (`mtfc verify` compares it on NumPy, too)"
+            )
+        from mtfc.placements.running.jax.module import generate
+        from mtfc.placements.running.placed_program import PlacedProgram
+
+        return generate(PlacedProgram(program, self.placement, self.declared, of))
 
 
 def parts_of(declared: MultiMeshLayout, rules: Sequence[Layout] | None = None) -> tuple[MeshPart, ...]:
