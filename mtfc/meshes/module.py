@@ -8,7 +8,7 @@ entries of `PARAMETERS`, `STATE`, `INPUTS` and `OUTPUTS` are places: a mesh, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from textwrap import indent
 from typing import ClassVar
 
@@ -26,7 +26,7 @@ from mtfc.backends.common.module import (
     type_tables,
     value_and_grad,
 )
-from mtfc.backends.common.prelude import bound_to, definitions, prelude
+from mtfc.backends.common.prelude import definitions, prelude
 from mtfc.backends.jax import backend as jax
 from mtfc.backends.numpy import backend as numpy
 from mtfc.compiler.ir.core import Function, Output, Program
@@ -63,26 +63,16 @@ NUMPY_FILES = (*numpy.PRELUDE, "../meshes/numpy_prelude.py")
 
 def generate(program: MultiMeshProgram, backend: str) -> str:
     """Return the module's text for a backend, `jax` or `numpy`."""
-    if backend == "jax":
-        return _JaxModule(program, jax.spec, jax.segment).text()
-    return _NumpyModule(program, layout_text, numpy.segment).text()
+    return (_JaxModule if backend == "jax" else _NumpyModule)(program).text()
 
 
 class _Module:
-    """The parts of a module that both backends share.
-
-    files: those of its prelude. spec: a layout on a mesh as text. written: the text of a segment.
-    """
+    """The parts of a module that both backends share. files: those of its prelude."""
 
     files: ClassVar[tuple[str, ...]]
 
-    def __init__(
-        self,
-        multi_mesh: MultiMeshProgram,
-        spec: Callable[[TensorType], str],
-        written: Callable[[Program], str],
-    ) -> None:
-        self.multi_mesh, self.spec, self.written = multi_mesh, spec, written
+    def __init__(self, multi_mesh: MultiMeshProgram) -> None:
+        self.multi_mesh = multi_mesh
 
     @property
     def program(self) -> Program:
@@ -90,26 +80,29 @@ class _Module:
 
     # What backends differ in
 
+    def spec(self, type: TensorType) -> str:
+        """Return a layout on a mesh as text."""
+        raise NotImplementedError
+
     def sent(self, array: str, source: MeshPlace, target: MeshPlace) -> str:
         """Return the text of an array at another place."""
         raise NotImplementedError
 
+    def segment(self, name: str, segment: LoweredSegment) -> str:
+        """Return the definition of a segment, without the line that says on which mesh it runs."""
+        raise NotImplementedError
+
+    # Text
+
     def first(self, function: Function) -> list[str]:
-        """Return the statements that check the arguments of a function."""
+        """Return the statements that check the arguments of a function, and send the number of the step."""
         given = zip(kinds_of(self.program, function), FORMS[function.name].takes.values(), strict=True)
-        return [f'{name} = taken("{kind}", {name})' for kind, name in given]
+        checks = [f'{name} = taken("{kind}", {name})' for kind, name in given]
+        return [*checks, *["steps = on_each_mesh(step)"] * FORMS[function.name].counts]
 
     def step(self, mesh: Mesh, function: Function) -> str:
         """Return the text of the number of the step on a mesh."""
-        raise NotImplementedError
-
-    def segment(self, name: str, segment: LoweredSegment) -> str:
-        """Return the definition of a function that makes a segment."""
-        mesh = self.multi_mesh.meshes[segment.part].name
-        body = f'"""Return a function that runs on mesh {mesh}."""\n{self.written(segment.program)}'
-        return f"{self.wrapped(f'def {name}():', body)}\n    return segment\n"
-
-    # Text
+        return f'steps["{mesh.name}"]' if FORMS[function.name].counts else "0"
 
     def title(self) -> str:
         meshes = ", ".join(f"{m.name} = [{m.axes_text}]" for m in self.multi_mesh.meshes)
@@ -145,29 +138,19 @@ class _Module:
         for function in self.multi_mesh.functions:
             writer = _Calls(self, function)
             for name, segment in zip(writer.names, function.segments, strict=True):
-                yield self.segment(name, segment)
+                mesh = self.multi_mesh.meshes[segment.part].name
+                yield f'@on("{mesh}")\n{self.segment(name, segment)}'
             yield writer.text()
 
-    def wrapped(self, head: str, body: str) -> str:
-        """Return a function that makes a segment; the functions of the prelude that read `MESH` stand in it."""
-        needed = (self.of_prelude(each) for each in self.of_mesh(prelude(body, self.files)))
-        inner = "\n\n".join([body, *needed])
-        return f"{head}\n{indent(inner.rstrip(), '    ')}\n"
+    def mesh_tables(self) -> str:
+        """Return the tables of meshes; `MESH` is the one on which a segment runs."""
+        meshes = [(mesh.name, _axes(mesh)) for mesh in self.multi_mesh.meshes]
+        return f"MESH = {{}}\nMESHES = {dict_text(meshes, indent=0)}\n"
 
-    def of_prelude(self, source: str) -> str:
-        return source
-
-    def shared(self, sections: Sequence[str], public: Iterable[str]) -> list[str]:
-        """Return the functions of the prelude that do not read `MESH`."""
+    def needed(self, sections: Sequence[str], public: Iterable[str]) -> list[str]:
+        """Return the other functions of the prelude that sections need."""
         found = prelude("\n".join(sections), self.files, public)
-        bound = self.of_mesh(found)
-        return [self.of_prelude(each) for each in found if each not in bound]
-
-    def of_mesh(self, functions: Iterable[str]) -> list[str]:
-        """Return those of some functions of the prelude that read `MESH`, directly or not."""
-        known = definitions(self.files)
-        bound = {known[name] for name in bound_to("MESH", self.files)}
-        return [each for each in functions if each in bound]
+        return [each for each in found if each not in sections]
 
 
 class _JaxModule(_Module):
@@ -177,22 +160,21 @@ class _JaxModule(_Module):
 
     def text(self) -> str:
         program = self.program
-        meshes = [(mesh.name, _axes(mesh)) for mesh in self.multi_mesh.meshes]
         sections = [
             jax.overlap(),
-            f"MESHES = {dict_text(meshes, indent=0)}\nBOUND = {{}}\n\n{self.tables()}",
+            f"{self.mesh_tables()}BOUND = {{}}\n\n{self.tables()}",
             *initial_functions(program, "jnp", jax.dtype_text, self.initial),
             definitions(self.files)["on"],
             *self.functions(),
             *value_and_grad(program, "jnp.zeros_like"),
         ]
         public = ("bind", "shard", "unshard", "mesh_of", "settled")
-        needed = [each for each in self.shared(sections, public) if each not in sections]
+        needed = map(jax.adapted, self.needed(sections, public))
         header = HEADER.format(title=self.title(), more=OF_JAX.format(jax=jax.JAX))
         return f"{header}\n{jax.completed(sections, needed, is_wide(program), map(_import, jax.IMPORTS))}"
 
-    def of_prelude(self, source: str) -> str:
-        return jax.adapted(source)
+    def spec(self, type: TensorType) -> str:
+        return jax.spec(type)
 
     def initial(self, signature: str, table: str, doc: str, entries: list[tuple[str, str]]) -> str:
         """Return functions that make the arrays of the first step, on each device only its own part."""
@@ -215,15 +197,9 @@ class _JaxModule(_Module):
     def sent(self, array: str, source: MeshPlace, target: MeshPlace) -> str:
         return f"send({array}, {self.place(target)})"
 
-    def first(self, function: Function) -> list[str]:
-        return [*super().first(function), *["steps = everywhere(step)"] * FORMS[function.name].counts]
-
-    def step(self, mesh: Mesh, function: Function) -> str:
-        return f'steps["{mesh.name}"]' if FORMS[function.name].counts else "0"
-
     def segment(self, name: str, segment: LoweredSegment) -> str:
-        mesh = self.multi_mesh.meshes[segment.part].name
-        return f'@on("{mesh}")\n{super().segment(name, segment)}'
+        body = f'"""Return the function of a segment."""\n{jax.segment(segment.program)}\n\nreturn segment'
+        return f"def {name}():\n{indent(body, '    ')}\n"
 
 
 class _NumpyModule(_Module):
@@ -232,40 +208,26 @@ class _NumpyModule(_Module):
     files = NUMPY_FILES
 
     def text(self) -> str:
-        meshes = [self._mesh(number, mesh) for number, mesh in enumerate(self.multi_mesh.meshes)]
-        table = [(mesh.name, f"mesh_{number}()") for number, mesh in enumerate(self.multi_mesh.meshes)]
         sent = definitions(numpy.PRELUDE)["SENT"]
         sections = [
-            f"{self.tables()}\n{numpy.narrowed(self.program)}\n{sent}",
+            f"{self.mesh_tables()}\n{self.tables()}\n{numpy.narrowed(self.program)}\n{sent}",
             *numpy.initial(self.program),
-            *meshes,
-            f"MESHES = {dict_text(table, indent=0)}\n",
+            definitions(self.files)["on"],
             *self.functions(),
             *value_and_grad(self.program, "np.zeros_like"),
         ]
-        sections += [numpy.SIMULATION, *self.shared(sections, numpy.PUBLIC)]
+        sections += [numpy.SIMULATION, *self.needed(sections, numpy.PUBLIC)]
         body = "\n\n".join(sections)
-        table = [*numpy.IMPORTS, ("SimpleNamespace(", "from types import SimpleNamespace")]
-        return f"{HEADER.format(title=self.title(), more='')}\n{imports(table, body)}\n{body}"
+        return f"{HEADER.format(title=self.title(), more='')}\n{imports(numpy.IMPORTS, body)}\n{body}"
 
-    def _mesh(self, number: int, mesh: Mesh) -> str:
-        """Return the function that makes the functions of a mesh."""
-        body = f"MESH = {_axes(mesh)}\n"
-        names = ("split", "join", "is_placed", "whole_shape")
-        needed = self.of_mesh(prelude("".join(f"{name}()" for name in names), self.files))
-        given = ", ".join(f"{name}={name}" for name in names)
-        inner = "\n\n".join([body, *needed, f"return SimpleNamespace({given})\n"])
-        doc = f'    """Return functions for arrays on mesh {mesh.name}."""\n'
-        return f"def mesh_{number}():\n{doc}{indent(inner, '    ')}"
+    def spec(self, type: TensorType) -> str:
+        return layout_text(type)
 
     def sent(self, array: str, source: MeshPlace, target: MeshPlace) -> str:
         return f"send({array}, ({self.place(source)}), ({self.place(target)}))"
 
-    def step(self, mesh: Mesh, function: Function) -> str:
-        return "step" if FORMS[function.name].counts else "0"
-
     def segment(self, name: str, segment: LoweredSegment) -> str:
-        return f"{super().segment(name, segment)}\n\n{name} = {name}()\n"
+        return numpy.segment(segment.program, name)
 
 
 class _Calls:
