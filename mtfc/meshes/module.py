@@ -32,7 +32,8 @@ from mtfc.backends.numpy import backend as numpy
 from mtfc.compiler.ir.core import Function, Output, Program
 from mtfc.compiler.ir.types import Mesh, TensorType
 from mtfc.meshes.multi_mesh_cost import travels
-from mtfc.meshes.multi_mesh_program import LoweredFunction, LoweredSegment, MeshPlace, MultiMeshProgram
+from mtfc.meshes.multi_mesh_program import MultiMeshProgram
+from mtfc.meshes.segments import CutFunction, MeshPlace, Segment
 from mtfc.placements.running.jax.tasks import PlacedTask, with_deletions
 
 HEADER = '''\
@@ -88,7 +89,7 @@ class _Module:
         """Return the text of an array at another place."""
         raise NotImplementedError
 
-    def segment(self, name: str, segment: LoweredSegment) -> str:
+    def segment(self, name: str, segment: Segment) -> str:
         """Return the definition of a segment, without the line that says on which mesh it runs."""
         raise NotImplementedError
 
@@ -124,7 +125,7 @@ class _Module:
                 FORMS[function.name].name,
                 [
                     (output.name, f"({self.place(multi_mesh.made_at(function, output.value.name)[1])})")
-                    for output in function.cut.function.handed_out
+                    for output in function.whole.handed_out
                 ],
             )
             for function in multi_mesh.functions
@@ -197,7 +198,7 @@ class _JaxModule(_Module):
     def sent(self, array: str, source: MeshPlace, target: MeshPlace) -> str:
         return f"send({array}, {self.place(target)})"
 
-    def segment(self, name: str, segment: LoweredSegment) -> str:
+    def segment(self, name: str, segment: Segment) -> str:
         body = f'"""Return the function of a segment."""\n{jax.segment(segment.program)}\n\nreturn segment'
         return f"def {name}():\n{indent(body, '    ')}\n"
 
@@ -226,24 +227,24 @@ class _NumpyModule(_Module):
     def sent(self, array: str, source: MeshPlace, target: MeshPlace) -> str:
         return f"send({array}, ({self.place(source)}), ({self.place(target)}))"
 
-    def segment(self, name: str, segment: LoweredSegment) -> str:
+    def segment(self, name: str, segment: Segment) -> str:
         return numpy.segment(segment.program, name)
 
 
 class _Calls:
     """Writes a function that calls its segments in order, and deletes each value after its last use."""
 
-    def __init__(self, module: _Module, function: LoweredFunction) -> None:
+    def __init__(self, module: _Module, function: CutFunction) -> None:
         self.module, self.function = module, function
         self.form = FORMS[function.name]
         self.names = module.multi_mesh.segment_names(function)
-        self.arguments = {a.value.name: a for a in function.cut.function.arguments}
+        self.arguments = {a.value.name: a for a in function.whole.arguments}
         self.travels = list(travels(module.multi_mesh, function))
         self.tasks: list[PlacedTask] = []
         self.reads: list[str] = []
 
     def text(self) -> str:
-        function = self.function.cut.function
+        function = self.function.whole
         for number, segment in enumerate(self.function.segments):
             self._send_to(number)
             call = self._call(number, segment)
@@ -265,7 +266,7 @@ class _Calls:
                 text = self.module.sent(self._held(each.value), each.source, each.target)
                 self._task(f"sent_{number} = {text}", [f"sent_{number}"])
 
-    def _call(self, number: int, segment: LoweredSegment) -> str:
+    def _call(self, number: int, segment: Segment) -> str:
         groups: dict[str, list[tuple[str, str]]] = {"params": [], "state": [], "inputs": []}
         for argument in segment.function.arguments:
             name = argument.value.name
@@ -275,7 +276,7 @@ class _Calls:
             groups[group].append((name, self._read(name, segment.arguments[name])))
         mesh = self.module.multi_mesh.meshes[segment.part]
         dicts = [dict_text(entries, indent=4) for entries in groups.values()]
-        given = [*dicts, self.module.step(mesh, self.function.cut.function)]
+        given = [*dicts, self.module.step(mesh, self.function.whole)]
         roles = {self.arguments[name].role for name in segment.updated}
         params = f"params_{number}" if "parameter" in roles else "_"
         state = f"state_{number}" if "state" in roles else "_"
@@ -302,7 +303,7 @@ class _Calls:
         return self.reads[-1]
 
     def _results(self) -> Iterator[str]:
-        groups = self.form.groups(self.function.cut.function)
+        groups = self.form.groups(self.function.whole)
         names = {name: f"new_{name}" if name in LOCALS and name != "outputs" else name for name in groups}
         for group, outputs in groups.items():
             entries = [(key, self._returned(output)) for key, output in outputs.items()]
@@ -315,7 +316,7 @@ class _Calls:
         maker, found = module.multi_mesh.returned_from(self.function, output)
         if updates is None:
             return self._held(output.value.name)
-        if self.function.updater(output.name) is None:
+        if self.function.updater(updates) is None:
             text = self._held(output.value.name)
         else:
             group = "state" if self.arguments[updates].role == "state" else "params"
