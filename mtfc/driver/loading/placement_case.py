@@ -68,6 +68,13 @@ class PlacementCase:
 
         return generate(PlacedProgram(program, self.placement, self.declared, of))
 
+    def numpy_source(self, program: Program) -> str:
+        """Return the text of a NumPy module with outputs and gradients, for comparisons. Raises `CompileError` (E317, E319)."""
+        from mtfc.placements.running.jax.module import generate_numpy
+        from mtfc.placements.running.placed_program import PlacedProgram
+
+        return generate_numpy(PlacedProgram(program, self.placement, self.declared, "gradients"))
+
     def forward_source(self, program: Program, backend: str = "jax") -> str:
         """Return the text of the forward pass alone as a module."""
         return self.source(program, backend, "forward")

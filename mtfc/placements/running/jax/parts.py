@@ -16,6 +16,7 @@ from mtfc.backends.common.emitter import MARK, Emitter, all_values, fold, short_
 from mtfc.backends.jax.backend import RESERVED, dialect
 from mtfc.backends.jax.constant_chains import guarded
 from mtfc.backends.jax.convolution_fusion import fused
+from mtfc.backends.numpy import backend as numpy
 from mtfc.compiler.analysis.buffer_kinds import storage
 from mtfc.compiler.ir.builder import Names
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value
@@ -51,10 +52,15 @@ class WrittenFunction:
 class PartEmitter(Emitter):
     """Writes a function whose operands are positional, with the positions of its part as further arguments."""
 
-    def __init__(self, function: Function, origins: Mapping[Value, Origin], file: str | None) -> None:
-        text, texts = fused(function, ALONE)
-        super().__init__(dialect(ALONE, text, {**guarded(text), **texts}))
-        self.written, self.origins = text, origins
+    def __init__(
+        self, function: Function, origins: Mapping[Value, Origin], file: str | None, backend: str
+    ) -> None:
+        if backend == "jax":
+            function, texts = fused(function, ALONE)
+            super().__init__(dialect(ALONE, function, {**guarded(function), **texts}))
+        else:
+            super().__init__(numpy.dialect(ALONE, checked=False))
+        self.written, self.origins = function, origins
         self.positions: dict[tuple[str, int], str] = {}
         self._file = file
         self._short = short_names(value.name for value in all_values(function))
@@ -85,10 +91,13 @@ class PartEmitter(Emitter):
 
 
 class ModuleFunctions:
-    """The functions that a placed module needs so far. file: the user's file, whose name comments leave out."""
+    """The functions that a placed module needs so far. file: the user's file, whose name comments leave out.
 
-    def __init__(self, file: str | None) -> None:
-        self.file = file
+    backend: `jax` or `numpy`.
+    """
+
+    def __init__(self, file: str | None, backend: str = "jax") -> None:
+        self.file, self.backend = file, backend
         self.texts: list[str] = []
         self._names = Names(RESERVED)
         self._known: dict[str, str] = {}
@@ -97,7 +106,7 @@ class ModuleFunctions:
         self, function: Function, wanted: str, doc: str, origins: Mapping[Value, Origin] | None = None
     ) -> WrittenFunction:
         """Return the function with these equations, written if there is none with the same text."""
-        emitter = PartEmitter(function, origins or {}, self.file)
+        emitter = PartEmitter(function, origins or {}, self.file, self.backend)
         signature, lines = emitter.lines()
         key = "\n".join([signature, *(line for line in lines if not line.lstrip().startswith("#"))])
         if key not in self._known:
@@ -109,7 +118,8 @@ class ModuleFunctions:
     def _text(self, emitter: PartEmitter, name: str, doc: str, signature: str, lines: Sequence[str]) -> str:
         named = emitter.named("\n".join([signature, *lines]))
         body = [line for each in lines for line in fold(named(each))]
-        head = [f"@jax.jit\ndef {name}({named(signature)}):", f'    """{doc}"""']
+        head = ["@jax.jit"] * (self.backend == "jax")
+        head += [f"def {name}({named(signature)}):", f'    """{doc}"""']
         return "\n".join([*head, *(f"    {line}" if line else "" for line in body)]) + "\n"
 
 

@@ -46,11 +46,11 @@ class ModulePlan:
     parameters, inputs: the pieces of each, by the user's name.
     """
 
-    def __init__(self, placed: PlacedProgram, functions: ModuleFunctions | None = None) -> None:
+    def __init__(self, placed: PlacedProgram, backend: str = "jax") -> None:
         self.placed, self.program = placed, placed.program
         self.training = self.program.training
         self.devices = placed.placement.devices
-        self.functions = functions or ModuleFunctions(source_file(self.program.functions))
+        self.functions = ModuleFunctions(source_file(self.program.functions), backend)
         self._configurations = placed.configurations()
         self.lowered = run(self.program, differentiation("module" if placed.of == "module" else "step"))
         self.trains = self.lowered.has_function("step")

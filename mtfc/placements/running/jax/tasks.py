@@ -80,6 +80,7 @@ class TaskList:
     ) -> list[str]:
         """Add a call of a function. Arguments that are no variables are made where they stand."""
         reads = [each for each in given if isinstance(each, str) and each in self.device]
+        assert function == "send" or all(self.device[each] == device for each in reads)
         return self.add(device, f"{function}({', '.join(map(str, given))})", reads, wanted, work)
 
     def call(
