@@ -27,6 +27,7 @@ from mtfc.compiler.ir.ops.creation import VALUE
 from mtfc.compiler.ir.ops.positions import TARGET
 from mtfc.compiler.ir.ops.structure import renaming
 from mtfc.compiler.ir.ops.windows import geometry, window_attrs
+from mtfc.compiler.ir.resizing import Renumbering
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
 from mtfc.compiler.passes.autodiff.backward import active_values, backward
 from mtfc.placements.operators.operator_graph import Operator, OperatorStep
@@ -222,20 +223,14 @@ def step_needs(step: OperatorStep, degrees: DegreeOf, dims: Sequence[Dim]) -> St
     wanted += [
         (eqn.operands[0], _terms(eqn, spans)) for eqn in step.equations if eqn.results[0] in step.pending
     ]
-    return StepNeeds(spans, *needed(_without(step, step.pending), _split(wanted, step.pending)))
+    equations = [eqn for eqn in step.equations if eqn.results[0] not in step.pending]
+    complete = [(value, region) for value, region in wanted if value not in step.pending]
+    return StepNeeds(spans, *needed(equations, complete))
 
 
 def _terms(eqn: Equation, spans: Mapping[str, SplitSpan]) -> Region:
     """Return the region of a sum's operand that a part adds up."""
     return {name: spans[name] for name in eqn.operands[0].type.names if name in spans}
-
-
-def _without(step: OperatorStep, pending: frozenset[Value]) -> list[Equation]:
-    return [eqn for eqn in step.equations if eqn.results[0] not in pending]
-
-
-def _split(wanted: Sequence[tuple[Value, Region]], pending: frozenset[Value]) -> list[tuple[Value, Region]]:
-    return [(value, region) for value, region in wanted if value not in pending]
 
 
 def box(region: Region, place: Mapping[str, int]) -> Box:
@@ -378,20 +373,13 @@ def _attributes(eqn: Equation, region: Box, operands: Sequence[Box]) -> dict[str
         known |= {dim: _short(dim, own) for dim in value.type.dims}
     for value in eqn.results:
         known |= {dim: _short(dim, region) for dim in value.type.dims}
-    found = {key: _renewed(value, known) for key, value in eqn.attrs.items()}
+    shorter = Renumbering(lambda dim: known.get(dim, dim))
+    found = {key: shorter.attribute(value) for key, value in eqn.attrs.items()}
     if has_trait(eqn, "rename"):
         return {"mapping": _mapping(eqn, region, operands[0])}
     if has_trait(eqn, "slice"):
         return _slice(eqn, found, region, operands[0])
     return _window(eqn, found, region, operands[0]) if has_trait(eqn, "window") else found
-
-
-def _renewed(value: Attr, known: Mapping[Dim, Dim]) -> Attr:
-    if isinstance(value, Dim):
-        return known.get(value, value)
-    if isinstance(value, tuple):
-        return tuple(_renewed(each, known) for each in value)  # type: ignore[return-value]
-    return value
 
 
 def _mapping(eqn: Equation, region: Box, source: Box) -> Attr:

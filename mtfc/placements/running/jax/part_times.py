@@ -46,7 +46,7 @@ class PartPass:
     @property
     def key(self) -> str:
         """A name of the equations and sizes, without names and lines of the file."""
-        return sha256(repr((self.function.equations, self.operands)).encode()).hexdigest()[:24]
+        return sha256(repr((self.function.text, self.operands)).encode()).hexdigest()[:24]
 
     def seconds(self) -> float:
         """Measure a call on a device whose queue is never empty: the least of several runs."""
@@ -92,9 +92,9 @@ def passes(flow: CotangentFlow, step: OperatorStep, parts: OperatorParts) -> Ite
     functions = ModuleFunctions(None)
     part = written_part(flow, functions, step, parts, middle(parts.degrees))
     text = "\n\n".join(functions.texts)
-    for function, written in ((part.passes.forward, part.forward), (part.passes.backward, part.backward)):
-        if function is not None and written is not None:
-            types = (argument.value.type for argument in function.arguments)
+    for written in (part.forward, part.backward):
+        if written is not None:
+            types = (argument.value.type for argument in written.function.arguments)
             operands = tuple((type.dtype, tuple(dim.size for dim in type.dims)) for type in types)
             yield PartPass(text, written, operands)
 

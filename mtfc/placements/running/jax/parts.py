@@ -40,13 +40,14 @@ Origin = tuple[Equation, Mapping[str, int]]
 class WrittenFunction:
     """A function of the module: its name, the positions that follow its operands, and an estimate of its work.
 
-    equations: the text without names and comments, the same for functions that compute the same.
+    function: its equations. text: these without names and comments, the same for functions that compute the same.
     """
 
+    function: Function
     name: str
     positions: tuple[int, ...]
     work: int
-    equations: str
+    text: str
 
 
 class PartEmitter(Emitter):
@@ -113,7 +114,7 @@ class ModuleFunctions:
             self._known[key] = self._names.fresh(_identifier(wanted))
             self.texts.append(self._text(emitter, self._known[key], doc, signature, lines))
         positions = tuple(n for _, n in emitter.positions)
-        return WrittenFunction(self._known[key], positions, _work(function.body), key)
+        return WrittenFunction(function, self._known[key], positions, _work(function.body), key)
 
     def _text(self, emitter: PartEmitter, name: str, doc: str, signature: str, lines: Sequence[str]) -> str:
         named = emitter.named("\n".join([signature, *lines]))
@@ -137,18 +138,13 @@ def _work(body: Iterable[Equation]) -> int:
     return found
 
 
-@attrs.frozen(eq=False)
-class PassFunctions:
-    """Both passes of a part as functions. The forward pass also returns the values that the backward pass reads."""
-
-    forward: Function
-    backward: Function | None
-
-
-def passes_of(local: PartFunction, given: Sequence[Value], made: Sequence[Value], name: str) -> PassFunctions:
+def passes_of(
+    local: PartFunction, given: Sequence[Value], made: Sequence[Value], name: str
+) -> tuple[Function, Function | None]:
     """Cut a part into its passes. given, made: the part's operands and results, as values of the part's function.
 
-    The backward pass computes views and constants anew, and reads everything else from memory.
+    The forward pass also returns the values that the backward pass reads. The backward pass computes views and constants anew,
+    and reads everything else from memory.
     """
     makers = {value: eqn for eqn in local.forward for value in eqn.results}
     results = tuple(local.gradients.values())
@@ -158,10 +154,10 @@ def passes_of(local: PartFunction, given: Sequence[Value], made: Sequence[Value]
     used = {value for eqn in local.forward for value in eqn.operands} | {*made}
     forward = _function(name, [v for v in given if v in used], local.forward, (*made, *stored))
     if not local.gradients:
-        return PassFunctions(forward, None)
+        return forward, None
     read = (value for value in needed if value not in stored)
     arguments = (*read, *stored, *local.cotangents.values())
-    return PassFunctions(forward, _function(name, arguments, (*again, *after), results))
+    return forward, _function(name, arguments, (*again, *after), results)
 
 
 def _read_again(

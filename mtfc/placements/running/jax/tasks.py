@@ -90,14 +90,11 @@ class TaskList:
         given = [*operands, *(f"at({position}, {device})" for position in function.positions)]
         return self.apply(device, function.name, given, wanted, function.work)
 
-    def filled(self, type: TensorType, value: float, device: int) -> str:
-        """Return the text of an array of equal numbers on a device."""
-        shape = tuple(dim.size for dim in type.dims)
-        return f'filled({shape}, {value}, "{ARRAY_DTYPES[type.dtype]}", {device})'
-
-    def full(self, type: TensorType, value: float, device: int, wanted: str) -> str:
+    def filled(self, type: TensorType, value: float, device: int, wanted: str = "zeros") -> str:
         """Return a variable with an array of equal numbers on a device."""
-        return self.add(device, self.filled(type, value, device), [], [wanted])[0]
+        shape = tuple(dim.size for dim in type.dims)
+        text = f'filled({shape}, {value}, "{ARRAY_DTYPES[type.dtype]}", {device})'
+        return self._once((text, wanted), lambda: self.add(device, text, [], [wanted])[0])
 
     def on(self, name: str, device: int, size: int) -> str:
         """Return a variable on a device, sent there if it is on another. size: its bytes."""
