@@ -147,17 +147,21 @@ def _memory(multi_mesh: MultiMeshProgram, function: CutFunction, part: int) -> M
     write them over the old ones.
     """
     mesh, roles = multi_mesh.meshes[part], {a.value.name: a.role for a in function.whole.arguments}
-    spans = {a.value.name: a.span for a in function.whole.arguments}
+    spans, lines = {a.value.name: a.span for a in function.whole.arguments}, _spans(function)
     stored = {n: p for n, p in multi_mesh.places_for(function.name).items() if p.part == part and n in roles}
     sizes = {name: place.type.local_bytes(mesh) for name, place in stored.items()}
-    waiting = _waiting(multi_mesh, function, part)
-    new, fullest, peak = list[_Held](), list[_Held](), None
+    last = {name: number for number, each in enumerate(function.segments) for name in each.arguments}
+    new, made, fullest, peak = list[_Held](), dict[str, _Held](), list[_Held](), None
     for number, each in enumerate(function.segments):
         if each.part != part:
             continue
         own = memory_of(each.function, mesh, Numbers(mesh))
         new += [(spans[name], place.type.local_bytes(mesh)) for name, place in each.updated.items()]
-        there = [*_other_than_stored(each.function, own), *new, *waiting[number]]
+        waiting = [
+            held for name, held in made.items() if last.get(name, 0) > number and name not in each.arguments
+        ]
+        there = [*_other_than_stored(each.function, own), *new, *waiting]
+        made |= {name: (lines[name], place.type.local_bytes(mesh)) for name, place in each.outputs.items()}
         if _bytes(there) > _bytes(fullest):
             fullest, peak = there, own.peak
     if not any(each.part == part for each in function.segments):
@@ -183,22 +187,3 @@ def _other_than_stored(function: Function, own: MemoryUse) -> Iterator[_Held]:
 
 def _bytes(held: Iterable[_Held]) -> int:
     return sum(size for _, size in held)
-
-
-def _waiting(multi_mesh: MultiMeshProgram, function: CutFunction, part: int) -> Mapping[int, list[_Held]]:
-    """Return for each segment the bytes of values on a mesh that only later segments read."""
-    mesh, spans = multi_mesh.meshes[part], _spans(function)
-    found: dict[int, list[_Held]] = {number: [] for number in range(len(function.segments))}
-    for maker, segment in enumerate(function.segments):
-        for name, place in segment.outputs.items():
-            readers = [n for n, each in enumerate(function.segments) if name in each.arguments]
-            if place.part == part:
-                for number in _between(maker, readers):
-                    found[number].append((spans[name], place.type.local_bytes(mesh)))
-    return found
-
-
-def _between(maker: int, readers: Iterable[int]) -> Iterator[int]:
-    """Yield the segments after the maker of a value and before its last reader that do not read it."""
-    known = set(readers)
-    return (number for number in range(maker + 1, max(known, default=maker)) if number not in known)

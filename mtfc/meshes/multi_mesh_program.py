@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property, partial
 
 import attrs
@@ -83,15 +83,31 @@ class MultiMeshProgram:
     @cached_property
     def places(self) -> Mapping[str, MeshPlace]:
         """The places of parameters, states and inputs between calls. An argument that nothing reads is not split."""
-        stacked = stacked_inputs(self.differentiated)
-        return self._places([f for f in self.functions if not (stacked and f.name in STACKED)], stacked)
+        return {name: place for (name, is_stacked), place in self._places.items() if not is_stacked}
 
     @cached_property
     def batches(self) -> Mapping[str, MeshPlace]:
         """The places of the inputs of several micro-batches, if a step takes them."""
-        stacked = stacked_inputs(self.differentiated)
-        found = self._places([f for f in self.functions if f.name in STACKED], {}) if stacked else {}
-        return {name: found[name] for name in stacked}
+        return {name: place for (name, is_stacked), place in self._places.items() if is_stacked}
+
+    @cached_property
+    def _places(self) -> Mapping[tuple[str, bool], MeshPlace]:
+        """The places of arguments, and of stacked inputs, which have other types, with True beside the name."""
+        stacked, found = stacked_inputs(self.differentiated), dict[tuple[str, bool], MeshPlace]()
+        functions = list(reversed(self.functions))
+        functions.sort(key=lambda function: bool(stacked) and function.name in STACKED)
+        for function in functions:
+            homes = {value.name: part for value, part in function.homes.items()}
+            for each in function.segments:
+                for name, place in each.arguments.items():
+                    if homes.get(name) == each.part:
+                        found.setdefault((name, name in stacked and function.name in STACKED), place)
+        for function in functions:
+            for argument in function.whole.arguments:
+                name, whole = argument.value.name, argument.value.type.unsplit()
+                key = name, name in stacked and function.name in STACKED
+                found.setdefault(key, MeshPlace(rest_of(self.parts), whole))
+        return found
 
     def places_for(self, function: str) -> Mapping[str, MeshPlace]:
         """Return the places of the arguments of a function."""
@@ -110,32 +126,6 @@ class MultiMeshProgram:
         if updater is None or output.updates is None:
             return self.made_at(function, output.value.name)
         return updater, function.segments[updater].updated[output.updates]
-
-    def _places(
-        self, functions: Sequence[CutFunction], stacked: Mapping[str, TensorType]
-    ) -> dict[str, MeshPlace]:
-        """Return the places in which functions take arguments. stacked: inputs of other functions, with other types."""
-        found: dict[str, MeshPlace] = {}
-        others = [f for f in self.functions if f not in functions]
-        for function in (*reversed(functions), *others):
-            names = stacked if function in others else {}
-            for name, place in _own_places(function):
-                if name not in names:
-                    found.setdefault(name, place)
-        for each in (*(f.whole for f in functions), *(f.whole for f in others)):
-            for argument in each.arguments:
-                whole = argument.value.type.unsplit()
-                found.setdefault(argument.value.name, MeshPlace(rest_of(self.parts), whole))
-        return found
-
-
-def _own_places(function: CutFunction) -> Iterator[tuple[str, MeshPlace]]:
-    """Yield the places of the arguments that segments take on their own meshes."""
-    homes = {value.name: part for value, part in function.homes.items()}
-    for each in function.segments:
-        for name, place in each.arguments.items():
-            if homes.get(name) == each.part:
-                yield name, place
 
 
 def _lowered(found: CutFunction) -> CutFunction:
