@@ -16,8 +16,7 @@ from contextlib import contextmanager
 from keyword import iskeyword
 from typing import Any
 
-import mtfc
-from mtfc.api import Compiled
+from mtfc.api import Compiled, check_text, compile_text
 from mtfc.compiler.diagnostics import CompileError
 
 USAGE = "%%mtf [NAME] [--model NAME] [--layout NAME|RULES] [--mesh NAME|SHAPE] [--dim NAME=SIZE] [--set KEY=VALUE]"
@@ -60,12 +59,12 @@ def _without_frames() -> Iterator[None]:
 
 def _compiled(text: str, options: dict[str, Any]) -> Compiled:
     """Compile a cell, and print its warnings. Raises `CompileError` with all diagnostics of the cell."""
-    checked = mtfc.check_text(text, file=FILE, **options)
+    checked = check_text(text, file=FILE, **options)
     if checked.errors:
         raise CompileError(checked.diagnostics)
     for each in checked.warnings:
         print(each, file=sys.stderr)
-    return mtfc.compile_text(text, file=FILE, **options)
+    return compile_text(text, file=FILE, **options)
 
 
 def _read(line: str) -> tuple[str | None, dict[str, Any]]:

@@ -105,9 +105,9 @@ def _multi_mesh(case: MultiMeshCase, program: Program, names: Sequence[str]) -> 
     multi_mesh = case.program(program)
     trains = any(each.name == "step" for each in multi_mesh.functions)
     function = multi_mesh.function("step" if trains else "forward")
-    own = source_file([function.cut.function])
+    own = source_file([function.whole])
     known: dict[str, tuple[int, tuple[Value, bool]]] = {}
-    for argument in function.cut.function.arguments:
+    for argument in function.whole.arguments:
         if argument.role in ("input", "parameter"):
             place = multi_mesh.places[argument.value.name]
             known[argument.value.name] = place.part, (Value(argument.value.name, place.type), True)

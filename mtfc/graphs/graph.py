@@ -487,6 +487,6 @@ class Graph(GraphWriter):
     @public
     def compile(self, **options: Any) -> Compiled:
         """Compile the graph: `mtfc.compile` with its options."""
-        import mtfc
+        from mtfc import api
 
-        return mtfc.compile(self, **options)
+        return api.compile(self, **options)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mtfc.backends.common.checks import check, check_whole, entries
+from mtfc.backends.jax.prelude import MESH
 from mtfc.placements.running.jax.prelude import assembled, cut
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ def on(mesh):
         run = make()
 
         def call(*arguments):
+            MESH.clear()
+            MESH.update(MESHES[mesh])
             with jax.set_mesh(mesh_of(mesh)):
                 return settled(run(*arguments), mesh_of(mesh))
 
@@ -124,7 +127,7 @@ def taken(kind, arrays):
     return {name: send(x, *LAYOUTS[kind][name]) for name, x in arrays.items()}
 
 
-def everywhere(step):
+def on_each_mesh(step):
     """Return the number of a step on each mesh."""
     return {name: send(np.int32(step) if isinstance(step, int) else step, name, P()) for name in MESHES}
 

@@ -8,7 +8,7 @@ entries of `PARAMETERS`, `STATE`, `INPUTS` and `OUTPUTS` are places: a mesh, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from textwrap import indent
 from typing import ClassVar
 
@@ -26,13 +26,14 @@ from mtfc.backends.common.module import (
     type_tables,
     value_and_grad,
 )
-from mtfc.backends.common.prelude import bound_to, definitions, prelude
+from mtfc.backends.common.prelude import definitions, prelude
 from mtfc.backends.jax import backend as jax
 from mtfc.backends.numpy import backend as numpy
 from mtfc.compiler.ir.core import Function, Output, Program
 from mtfc.compiler.ir.types import Mesh, TensorType
 from mtfc.meshes.multi_mesh_cost import travels
-from mtfc.meshes.multi_mesh_program import LoweredFunction, LoweredSegment, MeshPlace, MultiMeshProgram
+from mtfc.meshes.multi_mesh_program import MultiMeshProgram
+from mtfc.meshes.segments import CutFunction, MeshPlace, Segment
 from mtfc.placements.running.jax.tasks import PlacedTask, with_deletions
 
 HEADER = '''\
@@ -63,26 +64,16 @@ NUMPY_FILES = (*numpy.PRELUDE, "../meshes/numpy_prelude.py")
 
 def generate(program: MultiMeshProgram, backend: str) -> str:
     """Return the module's text for a backend, `jax` or `numpy`."""
-    if backend == "jax":
-        return _JaxModule(program, jax.spec, jax.segment).text()
-    return _NumpyModule(program, layout_text, numpy.segment).text()
+    return (_JaxModule if backend == "jax" else _NumpyModule)(program).text()
 
 
 class _Module:
-    """The parts of a module that both backends share.
-
-    files: those of its prelude. spec: a layout on a mesh as text. written: the text of a segment.
-    """
+    """The parts of a module that both backends share. files: those of its prelude."""
 
     files: ClassVar[tuple[str, ...]]
 
-    def __init__(
-        self,
-        multi_mesh: MultiMeshProgram,
-        spec: Callable[[TensorType], str],
-        written: Callable[[Program], str],
-    ) -> None:
-        self.multi_mesh, self.spec, self.written = multi_mesh, spec, written
+    def __init__(self, multi_mesh: MultiMeshProgram) -> None:
+        self.multi_mesh = multi_mesh
 
     @property
     def program(self) -> Program:
@@ -90,26 +81,29 @@ class _Module:
 
     # What backends differ in
 
+    def spec(self, type: TensorType) -> str:
+        """Return a layout on a mesh as text."""
+        raise NotImplementedError
+
     def sent(self, array: str, source: MeshPlace, target: MeshPlace) -> str:
         """Return the text of an array at another place."""
         raise NotImplementedError
 
+    def segment(self, name: str, segment: Segment) -> str:
+        """Return the definition of a segment, without the line that says on which mesh it runs."""
+        raise NotImplementedError
+
+    # Text
+
     def first(self, function: Function) -> list[str]:
-        """Return the statements that check the arguments of a function."""
+        """Return the statements that check the arguments of a function, and send the number of the step."""
         given = zip(kinds_of(self.program, function), FORMS[function.name].takes.values(), strict=True)
-        return [f'{name} = taken("{kind}", {name})' for kind, name in given]
+        checks = [f'{name} = taken("{kind}", {name})' for kind, name in given]
+        return [*checks, *["steps = on_each_mesh(step)"] * FORMS[function.name].counts]
 
     def step(self, mesh: Mesh, function: Function) -> str:
         """Return the text of the number of the step on a mesh."""
-        raise NotImplementedError
-
-    def segment(self, name: str, segment: LoweredSegment) -> str:
-        """Return the definition of a function that makes a segment."""
-        mesh = self.multi_mesh.meshes[segment.part].name
-        body = f'"""Return a function that runs on mesh {mesh}."""\n{self.written(segment.program)}'
-        return f"{self.wrapped(f'def {name}():', body)}\n    return segment\n"
-
-    # Text
+        return f'steps["{mesh.name}"]' if FORMS[function.name].counts else "0"
 
     def title(self) -> str:
         meshes = ", ".join(f"{m.name} = [{m.axes_text}]" for m in self.multi_mesh.meshes)
@@ -131,7 +125,7 @@ class _Module:
                 FORMS[function.name].name,
                 [
                     (output.name, f"({self.place(multi_mesh.made_at(function, output.value.name)[1])})")
-                    for output in function.cut.function.handed_out
+                    for output in function.whole.handed_out
                 ],
             )
             for function in multi_mesh.functions
@@ -145,29 +139,19 @@ class _Module:
         for function in self.multi_mesh.functions:
             writer = _Calls(self, function)
             for name, segment in zip(writer.names, function.segments, strict=True):
-                yield self.segment(name, segment)
+                mesh = self.multi_mesh.meshes[segment.part].name
+                yield f'@on("{mesh}")\n{self.segment(name, segment)}'
             yield writer.text()
 
-    def wrapped(self, head: str, body: str) -> str:
-        """Return a function that makes a segment; the functions of the prelude that read `MESH` stand in it."""
-        needed = (self.of_prelude(each) for each in self.of_mesh(prelude(body, self.files)))
-        inner = "\n\n".join([body, *needed])
-        return f"{head}\n{indent(inner.rstrip(), '    ')}\n"
+    def mesh_tables(self) -> str:
+        """Return the tables of meshes; `MESH` is the one on which a segment runs."""
+        meshes = [(mesh.name, _axes(mesh)) for mesh in self.multi_mesh.meshes]
+        return f"MESH = {{}}\nMESHES = {dict_text(meshes, indent=0)}\n"
 
-    def of_prelude(self, source: str) -> str:
-        return source
-
-    def shared(self, sections: Sequence[str], public: Iterable[str]) -> list[str]:
-        """Return the functions of the prelude that do not read `MESH`."""
+    def needed(self, sections: Sequence[str], public: Iterable[str]) -> list[str]:
+        """Return the other functions of the prelude that sections need."""
         found = prelude("\n".join(sections), self.files, public)
-        bound = self.of_mesh(found)
-        return [self.of_prelude(each) for each in found if each not in bound]
-
-    def of_mesh(self, functions: Iterable[str]) -> list[str]:
-        """Return those of some functions of the prelude that read `MESH`, directly or not."""
-        known = definitions(self.files)
-        bound = {known[name] for name in bound_to("MESH", self.files)}
-        return [each for each in functions if each in bound]
+        return [each for each in found if each not in sections]
 
 
 class _JaxModule(_Module):
@@ -177,22 +161,21 @@ class _JaxModule(_Module):
 
     def text(self) -> str:
         program = self.program
-        meshes = [(mesh.name, _axes(mesh)) for mesh in self.multi_mesh.meshes]
         sections = [
             jax.overlap(),
-            f"MESHES = {dict_text(meshes, indent=0)}\nBOUND = {{}}\n\n{self.tables()}",
+            f"{self.mesh_tables()}BOUND = {{}}\n\n{self.tables()}",
             *initial_functions(program, "jnp", jax.dtype_text, self.initial),
             definitions(self.files)["on"],
             *self.functions(),
             *value_and_grad(program, "jnp.zeros_like"),
         ]
         public = ("bind", "shard", "unshard", "mesh_of", "settled")
-        needed = [each for each in self.shared(sections, public) if each not in sections]
+        needed = map(jax.adapted, self.needed(sections, public))
         header = HEADER.format(title=self.title(), more=OF_JAX.format(jax=jax.JAX))
         return f"{header}\n{jax.completed(sections, needed, is_wide(program), map(_import, jax.IMPORTS))}"
 
-    def of_prelude(self, source: str) -> str:
-        return jax.adapted(source)
+    def spec(self, type: TensorType) -> str:
+        return jax.spec(type)
 
     def initial(self, signature: str, table: str, doc: str, entries: list[tuple[str, str]]) -> str:
         """Return functions that make the arrays of the first step, on each device only its own part."""
@@ -215,15 +198,9 @@ class _JaxModule(_Module):
     def sent(self, array: str, source: MeshPlace, target: MeshPlace) -> str:
         return f"send({array}, {self.place(target)})"
 
-    def first(self, function: Function) -> list[str]:
-        return [*super().first(function), *["steps = everywhere(step)"] * FORMS[function.name].counts]
-
-    def step(self, mesh: Mesh, function: Function) -> str:
-        return f'steps["{mesh.name}"]' if FORMS[function.name].counts else "0"
-
-    def segment(self, name: str, segment: LoweredSegment) -> str:
-        mesh = self.multi_mesh.meshes[segment.part].name
-        return f'@on("{mesh}")\n{super().segment(name, segment)}'
+    def segment(self, name: str, segment: Segment) -> str:
+        body = f'"""Return the function of a segment."""\n{jax.segment(segment.program)}\n\nreturn segment'
+        return f"def {name}():\n{indent(body, '    ')}\n"
 
 
 class _NumpyModule(_Module):
@@ -232,56 +209,42 @@ class _NumpyModule(_Module):
     files = NUMPY_FILES
 
     def text(self) -> str:
-        meshes = [self._mesh(number, mesh) for number, mesh in enumerate(self.multi_mesh.meshes)]
-        table = [(mesh.name, f"mesh_{number}()") for number, mesh in enumerate(self.multi_mesh.meshes)]
         sent = definitions(numpy.PRELUDE)["SENT"]
         sections = [
-            f"{self.tables()}\n{numpy.narrowed(self.program)}\n{sent}",
+            f"{self.mesh_tables()}\n{self.tables()}\n{numpy.narrowed(self.program)}\n{sent}",
             *numpy.initial(self.program),
-            *meshes,
-            f"MESHES = {dict_text(table, indent=0)}\n",
+            definitions(self.files)["on"],
             *self.functions(),
             *value_and_grad(self.program, "np.zeros_like"),
         ]
-        sections += [numpy.SIMULATION, *self.shared(sections, numpy.PUBLIC)]
+        sections += [numpy.SIMULATION, *self.needed(sections, numpy.PUBLIC)]
         body = "\n\n".join(sections)
-        table = [*numpy.IMPORTS, ("SimpleNamespace(", "from types import SimpleNamespace")]
-        return f"{HEADER.format(title=self.title(), more='')}\n{imports(table, body)}\n{body}"
+        return f"{HEADER.format(title=self.title(), more='')}\n{imports(numpy.IMPORTS, body)}\n{body}"
 
-    def _mesh(self, number: int, mesh: Mesh) -> str:
-        """Return the function that makes the functions of a mesh."""
-        body = f"MESH = {_axes(mesh)}\n"
-        names = ("split", "join", "is_placed", "whole_shape")
-        needed = self.of_mesh(prelude("".join(f"{name}()" for name in names), self.files))
-        given = ", ".join(f"{name}={name}" for name in names)
-        inner = "\n\n".join([body, *needed, f"return SimpleNamespace({given})\n"])
-        doc = f'    """Return functions for arrays on mesh {mesh.name}."""\n'
-        return f"def mesh_{number}():\n{doc}{indent(inner, '    ')}"
+    def spec(self, type: TensorType) -> str:
+        return layout_text(type)
 
     def sent(self, array: str, source: MeshPlace, target: MeshPlace) -> str:
         return f"send({array}, ({self.place(source)}), ({self.place(target)}))"
 
-    def step(self, mesh: Mesh, function: Function) -> str:
-        return "step" if FORMS[function.name].counts else "0"
-
-    def segment(self, name: str, segment: LoweredSegment) -> str:
-        return f"{super().segment(name, segment)}\n\n{name} = {name}()\n"
+    def segment(self, name: str, segment: Segment) -> str:
+        return numpy.segment(segment.program, name)
 
 
 class _Calls:
     """Writes a function that calls its segments in order, and deletes each value after its last use."""
 
-    def __init__(self, module: _Module, function: LoweredFunction) -> None:
+    def __init__(self, module: _Module, function: CutFunction) -> None:
         self.module, self.function = module, function
         self.form = FORMS[function.name]
         self.names = module.multi_mesh.segment_names(function)
-        self.arguments = {a.value.name: a for a in function.cut.function.arguments}
+        self.arguments = {a.value.name: a for a in function.whole.arguments}
         self.travels = list(travels(module.multi_mesh, function))
         self.tasks: list[PlacedTask] = []
         self.reads: list[str] = []
 
     def text(self) -> str:
-        function = self.function.cut.function
+        function = self.function.whole
         for number, segment in enumerate(self.function.segments):
             self._send_to(number)
             call = self._call(number, segment)
@@ -303,7 +266,7 @@ class _Calls:
                 text = self.module.sent(self._held(each.value), each.source, each.target)
                 self._task(f"sent_{number} = {text}", [f"sent_{number}"])
 
-    def _call(self, number: int, segment: LoweredSegment) -> str:
+    def _call(self, number: int, segment: Segment) -> str:
         groups: dict[str, list[tuple[str, str]]] = {"params": [], "state": [], "inputs": []}
         for argument in segment.function.arguments:
             name = argument.value.name
@@ -313,7 +276,7 @@ class _Calls:
             groups[group].append((name, self._read(name, segment.arguments[name])))
         mesh = self.module.multi_mesh.meshes[segment.part]
         dicts = [dict_text(entries, indent=4) for entries in groups.values()]
-        given = [*dicts, self.module.step(mesh, self.function.cut.function)]
+        given = [*dicts, self.module.step(mesh, self.function.whole)]
         roles = {self.arguments[name].role for name in segment.updated}
         params = f"params_{number}" if "parameter" in roles else "_"
         state = f"state_{number}" if "state" in roles else "_"
@@ -340,7 +303,7 @@ class _Calls:
         return self.reads[-1]
 
     def _results(self) -> Iterator[str]:
-        groups = self.form.groups(self.function.cut.function)
+        groups = self.form.groups(self.function.whole)
         names = {name: f"new_{name}" if name in LOCALS and name != "outputs" else name for name in groups}
         for group, outputs in groups.items():
             entries = [(key, self._returned(output)) for key, output in outputs.items()]
@@ -353,7 +316,7 @@ class _Calls:
         maker, found = module.multi_mesh.returned_from(self.function, output)
         if updates is None:
             return self._held(output.value.name)
-        if self.function.updater(output.name) is None:
+        if self.function.updater(updates) is None:
             text = self._held(output.value.name)
         else:
             group = "state" if self.arguments[updates].role == "state" else "params"

@@ -13,7 +13,8 @@ from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Function, source_file
 from mtfc.compiler.ir.types import Mesh
 from mtfc.meshes.mesh_labels import MeshPart
-from mtfc.meshes.multi_mesh_program import LoweredFunction, MeshPlace, MultiMeshProgram
+from mtfc.meshes.multi_mesh_program import MultiMeshProgram
+from mtfc.meshes.segments import CutFunction, MeshPlace
 
 
 @attrs.frozen
@@ -92,13 +93,13 @@ def _pipelines(functions: Iterable[Function], part: MeshPart) -> Iterator[Pipeli
                 yield each
 
 
-def _charges(function: LoweredFunction, part: int, mesh: Mesh) -> Iterator[Charge]:
+def _charges(function: CutFunction, part: int, mesh: Mesh) -> Iterator[Charge]:
     for each in function.segments:
         if each.part == part:
             yield from charges(each.function, Numbers(mesh))
 
 
-def travels(multi_mesh: MultiMeshProgram, function: LoweredFunction) -> Iterator[Travel]:
+def travels(multi_mesh: MultiMeshProgram, function: CutFunction) -> Iterator[Travel]:
     """Yield what a function sends, in the order of the segments that read it. Several readers in one place share a copy."""
     places, copies = multi_mesh.places_for(function.name), list[tuple[str, MeshPlace]]()
     spans = _spans(function)
@@ -120,7 +121,7 @@ def travels(multi_mesh: MultiMeshProgram, function: LoweredFunction) -> Iterator
             if not found.is_as(wanted) and not known:
                 copies.append((name, wanted))
                 yield travel(name, wanted, maker, found, reader)
-    for output in function.cut.function.outputs:
+    for output in function.whole.outputs:
         if output.updates is None:
             continue
         maker, found = multi_mesh.returned_from(function, output)
@@ -128,9 +129,9 @@ def travels(multi_mesh: MultiMeshProgram, function: LoweredFunction) -> Iterator
             yield travel(output.value.name, places[output.updates], maker, found, None)
 
 
-def _spans(function: LoweredFunction) -> Mapping[str, Span | None]:
+def _spans(function: CutFunction) -> Mapping[str, Span | None]:
     """Return the lines that make the values of a function."""
-    return {value.name: eqn.span for eqn in function.cut.function.body for value in eqn.results}
+    return {value.name: eqn.span for eqn in function.whole.body for value in eqn.results}
 
 
 # Memory
@@ -139,24 +140,28 @@ _Held = tuple[Span | None, int]
 """The line of a value, and its bytes on a device."""
 
 
-def _memory(multi_mesh: MultiMeshProgram, function: LoweredFunction, part: int) -> MemoryUse:
+def _memory(multi_mesh: MultiMeshProgram, function: CutFunction, part: int) -> MemoryUse:
     """Return the memory of a device of a mesh: what is stored, and the largest sum of all else that is there at once.
 
     Beside the values of a segment these are values that later segments read, and new parameters and states: a step does not
     write them over the old ones.
     """
-    mesh, roles = multi_mesh.meshes[part], {a.value.name: a.role for a in function.cut.function.arguments}
-    spans = {a.value.name: a.span for a in function.cut.function.arguments}
+    mesh, roles = multi_mesh.meshes[part], {a.value.name: a.role for a in function.whole.arguments}
+    spans, lines = {a.value.name: a.span for a in function.whole.arguments}, _spans(function)
     stored = {n: p for n, p in multi_mesh.places_for(function.name).items() if p.part == part and n in roles}
     sizes = {name: place.type.local_bytes(mesh) for name, place in stored.items()}
-    waiting = _waiting(multi_mesh, function, part)
-    new, fullest, peak = list[_Held](), list[_Held](), None
+    last = {name: number for number, each in enumerate(function.segments) for name in each.arguments}
+    new, made, fullest, peak = list[_Held](), dict[str, _Held](), list[_Held](), None
     for number, each in enumerate(function.segments):
         if each.part != part:
             continue
         own = memory_of(each.function, mesh, Numbers(mesh))
         new += [(spans[name], place.type.local_bytes(mesh)) for name, place in each.updated.items()]
-        there = [*_other_than_stored(each.function, own), *new, *waiting[number]]
+        waiting = [
+            held for name, held in made.items() if last.get(name, 0) > number and name not in each.arguments
+        ]
+        there = [*_other_than_stored(each.function, own), *new, *waiting]
+        made |= {name: (lines[name], place.type.local_bytes(mesh)) for name, place in each.outputs.items()}
         if _bytes(there) > _bytes(fullest):
             fullest, peak = there, own.peak
     if not any(each.part == part for each in function.segments):
@@ -182,22 +187,3 @@ def _other_than_stored(function: Function, own: MemoryUse) -> Iterator[_Held]:
 
 def _bytes(held: Iterable[_Held]) -> int:
     return sum(size for _, size in held)
-
-
-def _waiting(multi_mesh: MultiMeshProgram, function: LoweredFunction, part: int) -> Mapping[int, list[_Held]]:
-    """Return for each segment the bytes of values on a mesh that only later segments read."""
-    mesh, spans = multi_mesh.meshes[part], _spans(function)
-    found: dict[int, list[_Held]] = {number: [] for number in range(len(function.segments))}
-    for maker, segment in enumerate(function.segments):
-        for name, place in segment.outputs.items():
-            readers = [n for n, each in enumerate(function.segments) if name in each.arguments]
-            if place.part == part:
-                for number in _between(maker, readers):
-                    found[number].append((spans[name], place.type.local_bytes(mesh)))
-    return found
-
-
-def _between(maker: int, readers: Iterable[int]) -> Iterator[int]:
-    """Yield the segments after the maker of a value and before its last reader that do not read it."""
-    known = set(readers)
-    return (number for number in range(maker + 1, max(known, default=maker)) if number not in known)

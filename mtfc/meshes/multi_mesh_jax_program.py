@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import attrs
 
 from mtfc.backends.common.devices import import_jax
-from mtfc.backends.jax.jax_program import Arrays, JaxProgram, check_batch
+from mtfc.backends.jax.jax_program import JaxProgram
 
 
 @attrs.frozen(eq=False, slots=False)
@@ -25,14 +25,6 @@ class MultiMeshJaxProgram(JaxProgram):
         """True if functions return before their results are there; on devices of the CPU they wait."""
         devices = [device for mesh in self.module.BOUND.values() for device in mesh.devices.flat]
         return devices[0].platform != "cpu" or all(mesh.size == 1 for mesh in self.module.BOUND.values())
-
-    def place(self, batch: Arrays, kind: str = "inputs") -> dict[str, Any]:
-        """Return the batch on the devices of its meshes. Raises `ValueError` for arrays that do not fit."""
-        check_batch(batch, self.module.LAYOUTS[kind])
-        self.check_not_traced(batch)
-        if all(self._is_placed(kind, name, x) for name, x in batch.items()):
-            return dict(batch)
-        return dict(self.module.shard(dict(batch), self.module.LAYOUTS[kind]))
 
     @property
     def _replicated(self) -> Any:

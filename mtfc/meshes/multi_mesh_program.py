@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property, partial
 
 import attrs
 
 from mtfc.backends.common.forms import NAMES
 from mtfc.backends.common.module import STACKED, stacked_inputs
-from mtfc.compiler.ir.core import Equation, Function, Output, Program
+from mtfc.compiler.ir.core import Equation, Output, Program
 from mtfc.compiler.ir.types import Layout, Mesh, Rules, TensorType
 from mtfc.compiler.passes.cse import Cse
 from mtfc.compiler.passes.dce import Dce
@@ -17,71 +17,7 @@ from mtfc.compiler.passes.pipeline_loops import LoopPipeliner
 from mtfc.compiler.passes.pipelines import differentiation, partitioning, run
 from mtfc.compiler.passes.spatial.position_blocks import NewDims
 from mtfc.meshes.mesh_labels import MeshPart, part_at, rest_of
-from mtfc.meshes.segments import SEGMENT, CutFunction, Segment, cut
-
-
-@attrs.frozen(eq=False)
-class MeshPlace:
-    """The place of an array: the number of a part, and its type there, which says how it is split over the part's mesh."""
-
-    part: int
-    type: TensorType
-
-    def is_as(self, other: MeshPlace) -> bool:
-        return (self.part, self.type.splits) == (other.part, other.type.splits)
-
-
-@attrs.frozen(eq=False)
-class LoweredSegment:
-    """A segment, and its program for one processor of its mesh."""
-
-    segment: Segment
-    program: Program
-
-    @property
-    def part(self) -> int:
-        return self.segment.part
-
-    @property
-    def function(self) -> Function:
-        return self.program.function(SEGMENT)
-
-    @cached_property
-    def arguments(self) -> Mapping[str, MeshPlace]:
-        """The places in which it takes its arguments."""
-        return {a.value.name: MeshPlace(self.part, a.value.type) for a in self.function.arguments}
-
-    @cached_property
-    def outputs(self) -> Mapping[str, MeshPlace]:
-        """The places of its outputs that replace no argument."""
-        return {o.name: MeshPlace(self.part, o.value.type) for o in self.function.handed_out}
-
-    @cached_property
-    def updated(self) -> Mapping[str, MeshPlace]:
-        """The places of its new parameters and states, by their names."""
-        outputs = self.function.outputs
-        return {o.updates: MeshPlace(self.part, o.value.type) for o in outputs if o.updates is not None}
-
-
-@attrs.frozen(eq=False)
-class LoweredFunction:
-    """A function of a program in lowered segments."""
-
-    cut: CutFunction
-    segments: tuple[LoweredSegment, ...]
-
-    @property
-    def name(self) -> str:
-        return self.cut.function.name
-
-    @cached_property
-    def makers(self) -> Mapping[str, int]:
-        """The number of the segment that hands out a value, by the value's name. Arguments have none."""
-        return {name: number for number, each in enumerate(self.segments) for name in each.outputs}
-
-    def updater(self, output: str) -> int | None:
-        """Return the number of the segment that replaces an argument by an output of the function; None if no segment does."""
-        return next((i for i, each in enumerate(self.segments) if output in each.segment.updates), None)
+from mtfc.meshes.segments import CutFunction, MeshPlace, Segment, cut
 
 
 @attrs.frozen(eq=False)
@@ -131,15 +67,15 @@ class MultiMeshProgram:
         return whole
 
     @cached_property
-    def functions(self) -> tuple[LoweredFunction, ...]:
+    def functions(self) -> tuple[CutFunction, ...]:
         whole = self.differentiated
         _, parts = self._pipelined
         return tuple(_lowered(cut(whole, function, parts)) for function in whole.functions)
 
-    def function(self, name: str) -> LoweredFunction:
+    def function(self, name: str) -> CutFunction:
         return next(each for each in self.functions if each.name == name)
 
-    def segment_names(self, function: LoweredFunction) -> list[str]:
+    def segment_names(self, function: CutFunction) -> list[str]:
         """Return the names of a function's segments in a generated module."""
         meshes = (self.meshes[each.part].name for each in function.segments)
         return [f"{NAMES[function.name]}_{number}_{mesh}" for number, mesh in enumerate(meshes)]
@@ -147,64 +83,54 @@ class MultiMeshProgram:
     @cached_property
     def places(self) -> Mapping[str, MeshPlace]:
         """The places of parameters, states and inputs between calls. An argument that nothing reads is not split."""
-        stacked = stacked_inputs(self.differentiated)
-        return self._places([f for f in self.functions if not (stacked and f.name in STACKED)], stacked)
+        return {name: place for (name, is_stacked), place in self._places.items() if not is_stacked}
 
     @cached_property
     def batches(self) -> Mapping[str, MeshPlace]:
         """The places of the inputs of several micro-batches, if a step takes them."""
-        stacked = stacked_inputs(self.differentiated)
-        found = self._places([f for f in self.functions if f.name in STACKED], {}) if stacked else {}
-        return {name: found[name] for name in stacked}
+        return {name: place for (name, is_stacked), place in self._places.items() if is_stacked}
+
+    @cached_property
+    def _places(self) -> Mapping[tuple[str, bool], MeshPlace]:
+        """The places of arguments, and of stacked inputs, which have other types, with True beside the name."""
+        stacked, found = stacked_inputs(self.differentiated), dict[tuple[str, bool], MeshPlace]()
+        functions = list(reversed(self.functions))
+        functions.sort(key=lambda function: bool(stacked) and function.name in STACKED)
+        for function in functions:
+            homes = {value.name: part for value, part in function.homes.items()}
+            for each in function.segments:
+                for name, place in each.arguments.items():
+                    if homes.get(name) == each.part:
+                        found.setdefault((name, name in stacked and function.name in STACKED), place)
+        for function in functions:
+            for argument in function.whole.arguments:
+                name, whole = argument.value.name, argument.value.type.unsplit()
+                key = name, name in stacked and function.name in STACKED
+                found.setdefault(key, MeshPlace(rest_of(self.parts), whole))
+        return found
 
     def places_for(self, function: str) -> Mapping[str, MeshPlace]:
         """Return the places of the arguments of a function."""
         return {**self.places, **(self.batches if function in STACKED else {})}
 
-    def made_at(self, function: LoweredFunction, name: str) -> tuple[int | None, MeshPlace]:
+    def made_at(self, function: CutFunction, name: str) -> tuple[int | None, MeshPlace]:
         """Return the segment that makes a value of a function, None for an argument, and the place of the value there."""
         maker = function.makers.get(name)
         if maker is None:
             return None, self.places_for(function.name)[name]
         return maker, function.segments[maker].outputs[name]
 
-    def returned_from(self, function: LoweredFunction, output: Output) -> tuple[int | None, MeshPlace]:
+    def returned_from(self, function: CutFunction, output: Output) -> tuple[int | None, MeshPlace]:
         """Return the segment that makes an output of a function, and its place there; see `made_at`."""
-        updater = function.updater(output.name)
+        updater = function.updater(output.updates)
         if updater is None or output.updates is None:
             return self.made_at(function, output.value.name)
         return updater, function.segments[updater].updated[output.updates]
 
-    def _places(
-        self, functions: Sequence[LoweredFunction], stacked: Mapping[str, TensorType]
-    ) -> dict[str, MeshPlace]:
-        """Return the places in which functions take arguments. stacked: inputs of other functions, with other types."""
-        found: dict[str, MeshPlace] = {}
-        others = [f for f in self.functions if f not in functions]
-        for function in (*reversed(functions), *others):
-            names = stacked if function in others else {}
-            for name, place in _own_places(function):
-                if name not in names:
-                    found.setdefault(name, place)
-        for each in (*(f.cut.function for f in functions), *(f.cut.function for f in others)):
-            for argument in each.arguments:
-                whole = argument.value.type.unsplit()
-                found.setdefault(argument.value.name, MeshPlace(rest_of(self.parts), whole))
-        return found
 
-
-def _own_places(function: LoweredFunction) -> Iterator[tuple[str, MeshPlace]]:
-    """Yield the places of the arguments that segments take on their own meshes."""
-    homes = {value.name: part for value, part in function.cut.homes.items()}
-    for each in function.segments:
-        for name, place in each.arguments.items():
-            if homes.get(name) == each.part:
-                yield name, place
-
-
-def _lowered(found: CutFunction) -> LoweredFunction:
+def _lowered(found: CutFunction) -> CutFunction:
     """Lower the segments in order. A value of the same mesh arrives as it was computed there."""
-    lowered = list[LoweredSegment]()
+    lowered = list[Segment]()
     made: dict[str, MeshPlace] = {}
     for segment in found.segments:
         inputs = (a.value.name for a in segment.function.arguments if a.role == "input")
@@ -213,10 +139,10 @@ def _lowered(found: CutFunction) -> LoweredFunction:
         assert layout is not None, "a segment has a layout"
         values = tuple((f"input.{name}", _rules(place.type)) for name, place in there)
         placed = attrs.evolve(segment.program, layout=attrs.evolve(layout, values=(*layout.values, *values)))
-        each = LoweredSegment(segment, run(placed, partitioning()))
+        each = Segment(segment.part, run(placed, partitioning()))
         lowered.append(each)
         made |= each.outputs
-    return LoweredFunction(found, tuple(lowered))
+    return attrs.evolve(found, segments=tuple(lowered))
 
 
 def _rules(type: TensorType) -> Rules:

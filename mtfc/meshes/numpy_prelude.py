@@ -4,14 +4,13 @@
 Their text is copied into the modules, as that of `prelude.py` is. A place is the name of a mesh and the layout of an array there.
 """
 
-from types import SimpleNamespace
-
 import numpy as np
 
 from mtfc.backends.common.checks import argument, check, check_whole, entries
+from mtfc.backends.numpy.prelude import MESH, is_placed, join, split, whole_shape
 
-MESHES: dict[str, SimpleNamespace] = {}
-"""Mesh -> the functions that split and join arrays there. A generated module has its own table."""
+MESHES: dict[str, dict[str, int]] = {}
+"""Mesh -> axis -> size. A generated module has its own table."""
 
 LAYOUTS: dict[str, dict[str, tuple[str, tuple[object, ...]]]] = {}
 """Kind of arguments -> the table of their places. A generated module has its own table."""
@@ -28,14 +27,35 @@ def unshard(arrays, places):
     return {name: join_at(x, *places[name]) for name, x in arrays.items()}
 
 
+def choose(mesh):
+    """Let the other functions act on arrays of a mesh."""
+    MESH.clear()
+    MESH.update(MESHES[mesh])
+
+
+def on(mesh):
+    """Return a function that makes another one run on a mesh."""
+
+    def decorate(run):
+        def call(*arguments):
+            choose(mesh)
+            return run(*arguments)
+
+        return call
+
+    return decorate
+
+
 def split_at(x, mesh, layout):
     """Split a global array over a mesh."""
-    return MESHES[mesh].split(x, layout)
+    choose(mesh)
+    return split(x, layout)
 
 
 def join_at(x, mesh, layout):
     """Return a global array from its parts on a mesh."""
-    return MESHES[mesh].join(x, layout)
+    choose(mesh)
+    return join(x, layout)
 
 
 def send(x, source, target):
@@ -43,16 +63,22 @@ def send(x, source, target):
     return split_at(join_at(x, *source), *target)
 
 
+def on_each_mesh(step):
+    """Return the number of a step on each mesh."""
+    return dict.fromkeys(MESHES, step)
+
+
 def taken(kind, arrays):
     """Return the arrays of an argument. Raises `ValueError` for arrays that are not placed."""
     found, table = {}, {"params": "PARAMETERS"}.get(kind, kind.upper())
     for name, x in entries(kind, arrays):
         mesh, layout = LAYOUTS[kind].get(name, (next(iter(MESHES)), ()))
-        if not MESHES[mesh].is_placed(x, layout):
+        choose(mesh)
+        if not is_placed(x, layout):
             label = f'{argument(kind)}["{name}"]'
             raise ValueError(
                 f"{label} is not placed on mesh {mesh}: place whole arrays with shard(arrays, {table})"
             )
-        found[name] = x.dtype.name, MESHES[mesh].whole_shape(x, layout)
+        found[name] = x.dtype.name, whole_shape(x, layout)
     check(kind, found)
     return arrays

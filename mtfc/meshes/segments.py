@@ -8,11 +8,13 @@ work. A segment is a program with one function, `segment`, that the passes lower
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 
 import attrs
 
 from mtfc.compiler.ir.builder import Names
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Value
+from mtfc.compiler.ir.types import TensorType
 from mtfc.meshes.mesh_labels import MeshLabels, MeshPart, mesh_labels, rest_of
 from mtfc.meshes.micro_batches import written_out
 
@@ -21,29 +23,64 @@ SEGMENT = "segment"
 
 
 @attrs.frozen(eq=False)
-class Segment:
-    """A part of a function on one mesh.
+class MeshPlace:
+    """The place of an array: the number of a part, and its type there, which says how it is split over the part's mesh."""
 
-    part: its number. program: the global program with the function `segment`. updates: the arguments that its outputs replace, by
-    the name of the output of the whole function.
-    """
+    part: int
+    type: TensorType
+
+    def is_as(self, other: MeshPlace) -> bool:
+        return (self.part, self.type.splits) == (other.part, other.type.splits)
+
+
+@attrs.frozen(eq=False)
+class Segment:
+    """A part of a function on one mesh. part: its number. program: a program with the function `segment`, global or lowered."""
 
     part: int
     program: Program
-    updates: Mapping[str, str]
 
     @property
     def function(self) -> Function:
         return self.program.function(SEGMENT)
+
+    @cached_property
+    def arguments(self) -> Mapping[str, MeshPlace]:
+        """The places in which it takes its arguments."""
+        return {a.value.name: MeshPlace(self.part, a.value.type) for a in self.function.arguments}
+
+    @cached_property
+    def outputs(self) -> Mapping[str, MeshPlace]:
+        """The places of its outputs that replace no argument."""
+        return {o.name: MeshPlace(self.part, o.value.type) for o in self.function.handed_out}
+
+    @cached_property
+    def updated(self) -> Mapping[str, MeshPlace]:
+        """The places of its new parameters and states, by their names."""
+        outputs = self.function.outputs
+        return {o.updates: MeshPlace(self.part, o.value.type) for o in outputs if o.updates is not None}
 
 
 @attrs.frozen(eq=False)
 class CutFunction:
     """A function in segments, in the order in which they start. homes: argument or value -> the number of its part."""
 
-    function: Function
+    whole: Function
     segments: tuple[Segment, ...]
     homes: Mapping[Value, int]
+
+    @property
+    def name(self) -> str:
+        return self.whole.name
+
+    @cached_property
+    def makers(self) -> Mapping[str, int]:
+        """The number of the segment that hands out a value, by the value's name. Arguments have none."""
+        return {name: number for number, each in enumerate(self.segments) for name in each.outputs}
+
+    def updater(self, argument: str | None) -> int | None:
+        """Return the number of the segment that replaces an argument; None if no segment does."""
+        return next((i for i, each in enumerate(self.segments) if argument in each.updated), None)
 
 
 def part_programs(program: Program, parts: Sequence[MeshPart]) -> tuple[Program, ...]:
@@ -142,8 +179,7 @@ class _Cut:
         arguments = self._arguments(equations, {*stored, *(o.updates for o in updating.values())}, part)
         outputs = _outputs(dict.fromkeys(handed_out), updating.values())
         function = Function(SEGMENT, arguments, tuple(equations), outputs)
-        updates = {name: str(output.updates) for name, output in updating.items()}
-        return Segment(part, self._program(function, part), updates)
+        return Segment(part, self._program(function, part))
 
     def _arguments(
         self, equations: Sequence[Equation], updated: Iterable[str | None], part: int

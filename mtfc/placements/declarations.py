@@ -6,7 +6,7 @@ must exist, and be splittable as declared.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import prod
 
 import attrs
@@ -31,6 +31,7 @@ from mtfc.placements.operators.strategy import (
     Configuration,
     Strategy,
     ordered_degrees,
+    part_places,
 )
 
 
@@ -219,22 +220,12 @@ def _configuration(placed: PlacedOperator, operator: Operator, scope: Scope) -> 
         scope.error("E319", message, placed.span, help=f"it can in: {possible}" if possible else None)
         return Configuration((), (0,))
     try:
-        parts = OperatorParts(operator, degrees)
-        assert parts.needs
+        assert OperatorParts(operator, degrees).needs
     except Unsplittable as error:
         scope.error("E319", f"operator `{operator.name}`: {error}", placed.span)
         return Configuration((), (0,))
-    order = _renumbered(parts, written) if placed.devices else ()
-    return Configuration(degrees, tuple(placed.devices[i] for i in order))
-
-
-def _renumbered(parts: OperatorParts, written: tuple[tuple[str, int], ...]) -> Iterator[int]:
-    """Yield for each part its number in the order of the source's dimensions."""
-    for part in range(parts.count):
-        place, number = parts.place(part), 0
-        for name, degree in written:
-            number = number * degree + place[name]
-        yield number
+    places = part_places(tuple(n for _, n in degrees), tuple(names.index(name) for name, _ in written))
+    return Configuration(degrees, tuple(placed.devices[i] for i in places if placed.devices))
 
 
 def placement_text(

@@ -80,9 +80,7 @@ def operator_of(name: BlockName, tasks: StrategyTasks) -> int | None:
     """Return the number of the operator that a block counts for."""
     if name.kind in ("read", "norm", "known"):
         return None
-    if isinstance(name.of, ValueUse):
-        return tasks.number[name.of.user]
-    return tasks.number[name.of.steps[0] if isinstance(name.of, ParameterBundle) else name.of]
+    return tasks.number[name.steps[-1 if isinstance(name.of, ValueUse) else 0]]
 
 
 def longest_path(base: SimulatedGraph) -> Iterator[int]:
@@ -257,7 +255,7 @@ def events(tasks: StrategyTasks, found: EvaluatedStrategy) -> Iterator[Event]:
 def _text(name: BlockName, tasks: StrategyTasks) -> str:
     """Describe a block: an operator, a value in transfer, or parameters."""
     if isinstance(name.of, ValueUse):
-        maker, user = (tasks.graph.operator_of[step].name for step in (name.of.maker, name.of.user))
+        maker, user = (tasks.graph.operator_of[step].name for step in name.steps)
         return f"{maker} to {user}" if name.kind == "taken" else f"{user} to {maker}"
     if isinstance(name.of, ParameterBundle):
         return "all gradients" if name.kind == "norm" else ", ".join(v.name for v in name.of.parameters)

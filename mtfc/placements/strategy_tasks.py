@@ -71,6 +71,15 @@ class BlockName:
     of: Any
     value: Value | None = None
 
+    @property
+    def steps(self) -> tuple[OperatorStep, ...]:
+        """The steps whose operators determine the block; the user of a value is the last one."""
+        if isinstance(self.of, ValueUse):
+            return self.of.maker, self.of.user
+        if isinstance(self.of, ParameterBundle):
+            return self.of.steps
+        return () if self.of is None else (self.of,)
+
 
 READ, KNOWN = BlockName("read", None), BlockName("known", None)
 """Blocks of one task each, which end when all gradients have been read, and when their norm is known."""
@@ -136,13 +145,7 @@ def blocks_of_operators(names: Sequence[BlockName], number: dict[OperatorStep, i
     """Return for each operator the blocks that its configuration determines."""
     found: list[list[int]] = [[] for _ in range(max(number.values(), default=-1) + 1)]
     for i, name in enumerate(names):
-        if isinstance(name.of, ValueUse):
-            steps: tuple[OperatorStep, ...] = (name.of.maker, name.of.user)
-        elif isinstance(name.of, ParameterBundle):
-            steps = name.of.steps
-        else:
-            steps = (name.of,) if name.of is not None else ()
-        for operator in {number[step] for step in steps}:
+        for operator in {number[step] for step in name.steps}:
             found[operator].append(i)
     return found
 

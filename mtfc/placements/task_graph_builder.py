@@ -213,8 +213,6 @@ def _build(numbers: Array, placement: FlatPlacement, out: BlockBuffers) -> None:
             _add_norm(own, i, placement, out)
         elif kind in (READ, KNOWN):
             _add_task(out, placement.graph.idle, 0.0)
-        elif kind == STORED:
-            _add_stored(own, i, placement.graph, out)
         else:
             _add_updates(own, i, placement.graph, out)
         out.blocks.offsets[i + 1], out.blocks.edge_offsets[i + 1] = out.used[0], out.used[1]
@@ -501,29 +499,21 @@ def _add_norm(own: int, i: int, placement: FlatPlacement, out: BlockBuffers) -> 
 
 @jit_inline
 def _add_updates(own: int, i: int, graph: FlatGraph, out: BlockBuffers) -> None:
-    """Add the update of a bundle on each device, after its gradients are added up or the norm is known."""
-    groups = out.groups
+    """Add the bytes of a bundle. A bundle that is trained is updated on each device, after its gradients are added up or the
+    norm is known.
+    """
+    groups, is_trained = out.groups, graph.blocks[own, 0] == UPDATED
     bundle, before, end = graph.blocks[own, 1], graph.blocks[own, 2], -1
     for number in range(groups.at[bundle], groups.at[bundle + 1]):
         members, size = groups.members[number], groups.sizes[number]
         end += _tasks_of_gradients(members, bundle, graph)
         for device in range(len(members)):
             if members[device]:
+                out.blocks.memory[i, device] += size * (2 + graph.states if is_trained else 1)
+            if members[device] and is_trained:
                 seconds = size * (3 + 2 * graph.states) / graph.memory_bandwidth[device]
                 task = _add_task(out, device, seconds)
                 _add_edge(out, before, 0 if graph.clips else end, own, task)
-                out.blocks.memory[i, device] += size * (2 + graph.states)
-
-
-@jit_inline
-def _add_stored(own: int, i: int, graph: FlatGraph, out: BlockBuffers) -> None:
-    """Add the bytes of a bundle that is not trained."""
-    groups = out.groups
-    bundle = graph.blocks[own, 1]
-    for number in range(groups.at[bundle], groups.at[bundle + 1]):
-        for device in range(len(graph.port)):
-            if groups.members[number, device]:
-                out.blocks.memory[i, device] += groups.sizes[number]
 
 
 @jit_inline

@@ -68,7 +68,7 @@ def meshes_of(source: str, function: str) -> list[tuple[str, set[str]]]:
     """Return the mesh of each segment of a function, with the ops that run there."""
     program = multi_mesh(source)
     found = next(each for each in program.functions if each.name == function)
-    return [(program.meshes[s.part].name, {e.op for e in s.segment.function.body}) for s in found.segments]
+    return [(program.meshes[s.part].name, {e.op for e in s.function.body}) for s in found.segments]
 
 
 def test_a_part_runs_on_its_mesh_forward_and_backward() -> None:
@@ -211,8 +211,8 @@ def test_micro_batches_take_turns_on_the_meshes() -> None:
     accumulated = SOURCE.replace("minimize loss;", "minimize loss; accumulate = 2;")
     program = multi_mesh(accumulated)
     (step,) = (each for each in program.functions if each.name == "step")
-    gathers = [i for i, s in enumerate(step.segments) if _has(s.segment, "gather")]
-    scatters = [i for i, s in enumerate(step.segments) if _has(s.segment, "scatter_add")]
+    gathers = [i for i, s in enumerate(step.segments) if _has(s, "gather")]
+    scatters = [i for i, s in enumerate(step.segments) if _has(s, "scatter_add")]
     assert len(gathers) == len(scatters) == 2 and max(gathers) < min(scatters)
 
 
@@ -387,7 +387,7 @@ def test_what_inputs_alone_decide_runs_on_one_mesh() -> None:
     accumulated = SOURCE.replace("minimize loss;", "minimize loss; accumulate = 2;")
     changed = accumulated.replace("mean(square(z - y))", "mean(square(z - exp(y)))")
     step = multi_mesh(changed).function("step")
-    assert sum(eqn.op == "exp" for each in step.segments for eqn in each.segment.function.body) == 2
+    assert sum(eqn.op == "exp" for each in step.segments for eqn in each.function.body) == 2
 
 
 ONLY = SOURCE.replace("layout one on back = { batch: rows, hidden: cols }\n", "")

@@ -35,16 +35,6 @@ def _calls(files: tuple[str, ...]) -> Mapping[str, set[str]]:
 
 
 @cache
-def bound_to(table: str, files: tuple[str, ...]) -> frozenset[str]:
-    """Return the names of the definitions in the files that read a table, directly or not."""
-    found = {name for name, source in definitions(files).items() if re.search(rf"\b{table}\b", source)}
-    calls = _calls(files)
-    while more := {name for name in calls if name not in found and calls[name] & found}:
-        found |= more
-    return frozenset(found)
-
-
-@cache
 def definitions(files: tuple[str, ...]) -> Mapping[str, str]:
     """Return name -> source of every function and table in the files."""
     found = {}

@@ -179,7 +179,7 @@ def segment(program: Program) -> str:
         given.append(dict_text(((str(name), f'{table}["{name}"]') for name in names), indent=4))
     head = f"@jax.jit\n@jax.shard_map(in_specs=(PARAMETERS, STATE, INPUTS, P()), out_specs={_tuple(given)})\n"
     written = _written(program, function)
-    return f"{''.join([*layout_tables(program, spec), '}'])}\n\n\n{head}{written}"
+    return f"{''.join([*layout_tables(program, spec)[1:], '}'])}\n\n\n{head}{written}"
 
 
 def spec(type: TensorType) -> str:

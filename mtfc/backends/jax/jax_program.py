@@ -111,6 +111,10 @@ class JaxProgram:
         """Return a state as `stored` gives it in the form that `train_step` takes."""
         return state
 
+    def placed(self, params: Arrays) -> Arrays:
+        """Return parameters in the form that functions take."""
+        return params
+
     def whole_params(self, params: Arrays) -> Arrays:
         """Return parameters as whole arrays."""
         return params
@@ -128,7 +132,7 @@ class JaxProgram:
         """Return the state after one more step, and the loss and reported values by name. The given state is donated."""
         _check_state(state, self.module.INPUTS)
         self.check_not_traced(state)
-        inputs, state = self.place(batch, self.step_inputs), _final(state, "train_step")
+        inputs, state = self.place(batch, self.step_inputs), _final(self.restored(state), "train_step")
         step = state.step + 1
         metrics, params, optimizer = self.module.train_step(state.params, state.optimizer, inputs, state.step)
         return TrainState(step, params, optimizer), metrics
@@ -136,6 +140,7 @@ class JaxProgram:
     def averaged(self, state: TrainState) -> dict[str, Any]:
         """Return the parameters with the averages of those that are trained, placed like the parameters."""
         _check_state(state, self.module.INPUTS)
+        state = self.restored(state)
         params: dict[str, Any] = self.module.averaged(state.params, state.optimizer)
         return params
 
@@ -143,7 +148,7 @@ class JaxProgram:
         """Return the outputs of the model, outside of training."""
         _check_params(params)
         self.check_not_traced(params)
-        outputs: dict[str, Any] = self.module.forward(params, self.place(batch))
+        outputs: dict[str, Any] = self.module.forward(self.placed(params), self.place(batch))
         return outputs
 
     def compile_forward(self) -> None:
@@ -162,7 +167,8 @@ class JaxProgram:
         """
         _check_params(params)
         self.check_not_traced(params)
-        kind, params = "batches" if options.get("accumulate") else "inputs", _final(params, "value_and_grad")
+        kind = "batches" if options.get("accumulate") else "inputs"
+        params = _final(self.placed(params), "value_and_grad")
         loss, gradients = self.module.value_and_grad(params, self.place(batch, kind), step, **options)
         return loss, gradients
 
@@ -172,7 +178,8 @@ class JaxProgram:
         An array is the whole one, or with several processes only the rows that the devices of this process hold. Placed arrays
         and tracers stay as they are.
         """
-        check_batch(batch, self.module.INPUTS)
+        check_batch(batch, self.module.LAYOUTS[kind])
+        self.check_not_traced(batch)
         traced = any(isinstance(x, jax.core.Tracer) for x in batch.values())
         if traced or all(self._is_placed(kind, name, x) for name, x in batch.items()):
             return dict(batch)

@@ -19,7 +19,6 @@ from mtfc.backends.common.module import (
     initial_functions,
     is_wide,
     kinds_of,
-    layout_tables,
     summary,
     tables,
     title,
@@ -93,12 +92,11 @@ def generate(program: Program, checked: bool = False) -> str:
     return f"{HEADER.format(title=title(program))}\n{imports(IMPORTS, body)}\n{body}"
 
 
-def segment(program: Program) -> str:
-    """Return the tables and the function of a segment of a program on several meshes."""
+def segment(program: Program, name: str) -> str:
+    """Return the function of a segment of a program on several meshes. Its caller sets the mesh."""
     (function,) = program.functions
     emitter = Emitter(dialect(program.placed_on, checked=False))
-    written = emitter.function(function, NAMES[function.name], summary(function))
-    return f"{''.join([*layout_tables(program, layout_text), '}'])}\n\n\n{written}"
+    return emitter.function(function, name, summary(function))
 
 
 def _checks(program: Program, function: Function) -> list[str]:

@@ -158,6 +158,13 @@ class PlacementCase(CaseOnDevices):
 
         return generate(PlacedProgram(program, self.placement, self.declared, of))
 
+    def numpy_source(self, program: Program) -> str:
+        """Return the text of a NumPy module with outputs and gradients, for comparisons. Raises `CompileError` (E317, E319)."""
+        from mtfc.placements.running.jax.module import generate_numpy
+        from mtfc.placements.running.placed_program import PlacedProgram
+
+        return generate_numpy(PlacedProgram(program, self.placement, self.declared, "gradients"))
+
 
 def parts_of(declared: MultiMeshLayout, rules: Sequence[Layout] | None = None) -> tuple[MeshPart, ...]:
     """Return the parts of a program under a layout. rules: those of each part, if they are not the declared ones."""

@@ -17,6 +17,7 @@ import attrs
 import numpy as np
 
 from mtfc.backends.common.devices import setting_kept
+from mtfc.backends.exact.check import call
 from mtfc.compiler.activity import doing
 from mtfc.compiler.ir.core import Function, Program, walk
 from mtfc.compiler.ir.loops import has_condition
@@ -195,9 +196,12 @@ class Reference:
 
     def placed(self, case: PlacementCase) -> Compared:
         """Compare the program's operators under a placement, on NumPy. Raises `CompileError`."""
-        outputs, gradients = run_placed(case, self.program, {**self.batches[0], **self.parameters})
-        found: list[tuple[Part, str, Array]] = [("outputs", *each) for each in outputs.items()]
-        return self.runs.judged([*found, *(("gradients", *each) for each in gradients.items())])
+        module = loaded(case.numpy_source(self.program), "numpy")
+        arguments = {**self.batches[0], **self.parameters}
+        parts = _parts(call(module, self.differentiated.function("gradients"), arguments), self.program)
+        return self.runs.judged(
+            (part, name, array) for part, arrays in parts.items() for name, array in arrays.items()
+        )
 
     # The undistributed program
 
@@ -349,22 +353,6 @@ def jax_gradients(reference: Reference) -> Mapping[str, Comparison]:
 def in_wide_numbers(backend: str) -> Any:
     """Return a context that a module in f64 runs in: JAX turns on 64-bit numbers for the whole process."""
     return setting_kept("jax_enable_x64") if backend == "jax" else nullcontext()
-
-
-def run_placed(
-    case: PlacementCase, program: Program, arrays: Mapping[str, Any], *arithmetic: Any
-) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Run a program's operators on the devices of a placement, on NumPy. Raises `CompileError` (E317, E319).
-
-    Return outputs, and gradients of parameters, by name; without training there are no gradients. arithmetic: the arguments of
-    `numpy_runner.Arithmetic`.
-    """
-    from mtfc.placements.running.numpy_runner import Arithmetic, execute
-    from mtfc.placements.running.placed_program import PlacedProgram
-
-    placed = PlacedProgram(program, case.placement, case.declared, "gradients")
-    found = execute(placed, arrays, Arithmetic(*arithmetic))
-    return dict(found.outputs), dict(found.gradients)
 
 
 def accumulate_of(program: Program) -> int:

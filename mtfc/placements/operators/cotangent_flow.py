@@ -27,9 +27,9 @@ class CotangentFlow:
     """
 
     graph: OperatorGraph
-    seeds: frozenset[Value]
-    gradients: Mapping[OperatorStep, frozenset[Value]]
-    signatures: Mapping[OperatorStep, int]
+    seeds: set[Value]
+    gradients: dict[OperatorStep, frozenset[Value]]
+    signatures: dict[OperatorStep, int]
 
     def returns(self, value: Value, step: OperatorStep) -> bool:
         """Return whether a step sends the cotangent of an input to its maker, which propagates it further."""
@@ -37,38 +37,26 @@ class CotangentFlow:
 
     def local(self, step: OperatorStep, parts: OperatorParts, place: Mapping[str, int]) -> PartFunction:
         """Return one part of a step, with its backward pass, as a function."""
-        return _local(self.graph, self.seeds, step, parts, place)
+        given = [value for value in step.outputs if value in self.seeds]
+        wanted = [value for value in (*step.inputs, *step.arguments) if value in self.graph.active]
+        return part_function(step, parts.needs[step], place, given, wanted)
 
 
 def cotangent_flow(graph: OperatorGraph) -> CotangentFlow:
     """Propagate cotangents from the loss backwards. A value has a cotangent if a step that uses the value returns one."""
-    seeds = {graph.loss} if graph.loss is not None else set()
-    gradients: dict[OperatorStep, frozenset[Value]] = {}
-    signatures: dict[OperatorStep, int] = {}
+    flow = CotangentFlow(graph, {graph.loss} if graph.loss is not None else set(), {}, {})
     known: dict[Signature, tuple[int, frozenset[int]]] = {}
     for step in reversed(graph.steps):
         given = (*step.inputs, *step.arguments)
-        own = _signature(step, graph.active, seeds)
+        own = _signature(step, graph.active, flow.seeds)
         if own not in known:
             parts = OperatorParts(graph.operator_of[step], ())
-            found = _local(graph, seeds, step, parts, {}).gradients
+            found = flow.local(step, parts, {}).gradients
             known[own] = (len(known), frozenset(i for i, value in enumerate(given) if value in found))
-        signatures[step], positions = known[own]
-        gradients[step] = frozenset(given[i] for i in positions)
-        seeds |= gradients[step] & set(step.inputs)
-    return CotangentFlow(graph, frozenset(seeds), gradients, signatures)
-
-
-def _local(
-    graph: OperatorGraph,
-    seeds: set[Value] | frozenset[Value],
-    step: OperatorStep,
-    parts: OperatorParts,
-    place: Mapping[str, int],
-) -> PartFunction:
-    given = [value for value in step.outputs if value in seeds]
-    wanted = [value for value in (*step.inputs, *step.arguments) if value in graph.active]
-    return part_function(step, parts.needs[step], place, given, wanted)
+        flow.signatures[step], positions = known[own]
+        flow.gradients[step] = frozenset(given[i] for i in positions)
+        flow.seeds.update(flow.gradients[step] & set(step.inputs))
+    return flow
 
 
 def _signature(step: OperatorStep, active: frozenset[Value], seeds: set[Value]) -> Signature:

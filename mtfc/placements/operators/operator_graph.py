@@ -20,8 +20,9 @@ from functools import cached_property
 
 import attrs
 
+from mtfc.compiler.analysis.buffer_kinds import readers_of, storage
 from mtfc.compiler.ir.core import Equation, Function, Output, Program, Value
-from mtfc.compiler.ir.ops import OPS, has_trait
+from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.structure import renaming
 from mtfc.compiler.ir.training import updated
 from mtfc.compiler.ir.types import FLOATS, Dim
@@ -146,10 +147,6 @@ def sample_dims(function: Function, looped: frozenset[Dim]) -> frozenset[str]:
     return frozenset(found)
 
 
-def _storage(eqn: Equation) -> str:
-    return OPS[eqn.op].storage
-
-
 class _Groups:
     """Assign each equation to an operator and to one of its steps. Equations without an operator are copied to their users.
 
@@ -162,7 +159,7 @@ class _Groups:
     def __init__(self, function: Function) -> None:
         self.body = function.body
         self.makers = {value: eqn for eqn in function.body for value in eqn.results}
-        self.users = _users(function)
+        self.users = readers_of(function.body)
         self.outputs = {output.value for output in function.outputs}
         self.group: dict[Equation, int] = {}
         self.step: dict[Equation, int] = {}
@@ -181,14 +178,14 @@ class _Groups:
         self.constant.update(eqn.results if is_constant else ())
         sources = self.sources(eqn.operands)
         given = any(value in self.outputs for value in eqn.results)
-        copied = _storage(eqn) in ("view", "made") or (
-            not sources and (is_constant or _storage(eqn) == "fused")
+        copied = storage(eqn) in ("view", "made") or (
+            not sources and (is_constant or storage(eqn) == "fused")
         )
         if copied and not given:
             self.copied[eqn] = sources
-        elif _storage(eqn) == "reduced":
+        elif storage(eqn) == "reduced":
             self._reduce(number, eqn, sources)
-        elif _storage(eqn) in ("fused", "view") and sources:
+        elif storage(eqn) in ("fused", "view") and sources:
             self._join(number, eqn, sources)
         else:
             self._begin(number, eqn)
@@ -265,14 +262,6 @@ class _Groups:
         for each in self.members.pop(other):
             self._add(each, group, self.step[each])
         del self.dims[other]
-
-
-def _users(function: Function) -> dict[Value, list[Equation]]:
-    users: dict[Value, list[Equation]] = {}
-    for eqn in function.body:
-        for value in eqn.operands:
-            users.setdefault(value, []).append(eqn)
-    return users
 
 
 def _steps(groups: _Groups, outputs: Sequence[Output]) -> Iterator[OperatorStep]:

@@ -11,7 +11,7 @@ gradient of this function. Compute time, kept bytes and needed elements all foll
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -24,9 +24,10 @@ from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Va
 from mtfc.compiler.ir.opdef import LayoutRule
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.creation import VALUE
-from mtfc.compiler.ir.ops.positions import TARGET
+from mtfc.compiler.ir.ops.positions import SOURCE, START, STRIDE, TARGET
 from mtfc.compiler.ir.ops.structure import renaming
-from mtfc.compiler.ir.ops.windows import geometry, window_attrs
+from mtfc.compiler.ir.ops.windows import Geometry, geometry, window_attrs
+from mtfc.compiler.ir.resizing import Renumbering
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
 from mtfc.compiler.passes.autodiff.backward import active_values, backward
 from mtfc.placements.operators.operator_graph import Operator, OperatorStep
@@ -103,8 +104,8 @@ def _result(eqn: Equation, wanted: Sequence[Region]) -> Region:
     region = wanted[0]
     for other in wanted[1:]:
         region = _hull(region, other)
-    rule, mixes = OPS[eqn.op].layout_rule(eqn), _mixing(eqn)
-    own = mixes(eqn)[1].name if mixes else None
+    rule, g = OPS[eqn.op].layout_rule(eqn), _neighbours(eqn)
+    own = g.out.name if g else None
     for dim in region:
         if dim in rule.whole | rule.single and dim != own:
             raise Unsplittable(f"{eqn.op} needs `{dim}` whole")
@@ -114,13 +115,12 @@ def _result(eqn: Equation, wanted: Sequence[Region]) -> Region:
 def of_operand(eqn: Equation, number: int, result: Region) -> Region:
     """Return the region of an operand that an equation reads to compute a region of its results."""
     type, rule = eqn.operands[number].type, OPS[eqn.op].layout_rule(eqn)
-    mixes = _mixing(eqn)
+    g = _neighbours(eqn)
     found: dict[str, SplitSpan] = {}
     for dim in type.dims:
-        if mixes is not None and dim == mixes(eqn)[0]:
-            source, target, around = mixes(eqn)
-            if target.name in result:
-                found[source.name] = around(result[target.name])
+        if g is not None and dim == g.source:
+            if g.out.name in result:
+                found[dim.name] = _around(g, result[g.out.name])
             continue
         span = _along(eqn, rule, type, dim, result)
         if span is not None:
@@ -144,41 +144,25 @@ def _scaled(span: SplitSpan, old: int, new: int) -> SplitSpan:
     return SplitSpan(span.by, span.low * new // old, span.high * new // old)
 
 
-Mixing = Callable[[Equation], tuple[Dim, Dim, Callable[[SplitSpan], SplitSpan]]]
-"""Function from an equation that reads neighbouring positions to its source dimension, its result dimension, and the map from a
-span of results to the span of the operand.
-"""
+def _neighbours(eqn: Equation) -> Geometry | None:
+    """Return the windows that an equation reads; those of a slice have one element each. None if it mixes no positions."""
+    if has_trait(eqn, "slice"):
+        source, target = SOURCE.of(eqn.attrs), TARGET.of(eqn.attrs)
+        stride, start = STRIDE.of(eqn.attrs), START.of(eqn.attrs)
+        one = Dim("one", 1)
+        return Geometry(
+            source=source, out=target, kernel=one, stride=stride, before=-start, after=0, dilation=1
+        )
+    return geometry(eqn.attrs) if has_trait(eqn, "window") else None
 
 
-def _window_mixing(eqn: Equation) -> tuple[Dim, Dim, Callable[[SplitSpan], SplitSpan]]:
-    g = geometry(eqn.attrs)
-
-    def around(span: SplitSpan) -> SplitSpan:
-        low = span.low * g.stride - g.before
-        high = (span.high - 1) * g.stride - g.before + g.extent
-        if (low >= g.source.size).any() or (high < 1).any():
-            raise Unsplittable(f"some parts of `{g.out.name}` see nothing but padding")
-        low, high = np.clip(low, 0, g.source.size - 1), np.clip(high, 1, g.source.size)
-        return SplitSpan(span.by, low, high)
-
-    return g.source, g.out, around
-
-
-def _slice_mixing(eqn: Equation) -> tuple[Dim, Dim, Callable[[SplitSpan], SplitSpan]]:
-    source, target, start, stride = (eqn.attrs[key] for key in ("source", "target", "start", "stride"))
-    assert isinstance(source, Dim) and isinstance(target, Dim)
-    assert isinstance(start, int) and isinstance(stride, int)
-
-    def beside(span: SplitSpan) -> SplitSpan:
-        return SplitSpan(span.by, start + span.low * stride, start + (span.high - 1) * stride + 1)
-
-    return source, target, beside
-
-
-def _mixing(eqn: Equation) -> Mixing | None:
-    if has_trait(eqn, "window"):
-        return _window_mixing
-    return _slice_mixing if has_trait(eqn, "slice") else None
+def _around(g: Geometry, span: SplitSpan) -> SplitSpan:
+    """Return the positions of the source that some windows read. Raises `Unsplittable`."""
+    low = span.low * g.stride - g.before
+    high = (span.high - 1) * g.stride - g.before + g.extent
+    if (low >= g.source.size).any() or (high < 1).any():
+        raise Unsplittable(f"some parts of `{g.out.name}` see nothing but padding")
+    return SplitSpan(span.by, np.clip(low, 0, g.source.size - 1), np.clip(high, 1, g.source.size))
 
 
 DegreeOf = Mapping[str, int]
@@ -222,20 +206,14 @@ def step_needs(step: OperatorStep, degrees: DegreeOf, dims: Sequence[Dim]) -> St
     wanted += [
         (eqn.operands[0], _terms(eqn, spans)) for eqn in step.equations if eqn.results[0] in step.pending
     ]
-    return StepNeeds(spans, *needed(_without(step, step.pending), _split(wanted, step.pending)))
+    equations = [eqn for eqn in step.equations if eqn.results[0] not in step.pending]
+    complete = [(value, region) for value, region in wanted if value not in step.pending]
+    return StepNeeds(spans, *needed(equations, complete))
 
 
 def _terms(eqn: Equation, spans: Mapping[str, SplitSpan]) -> Region:
     """Return the region of a sum's operand that a part adds up."""
     return {name: spans[name] for name in eqn.operands[0].type.names if name in spans}
-
-
-def _without(step: OperatorStep, pending: frozenset[Value]) -> list[Equation]:
-    return [eqn for eqn in step.equations if eqn.results[0] not in pending]
-
-
-def _split(wanted: Sequence[tuple[Value, Region]], pending: frozenset[Value]) -> list[tuple[Value, Region]]:
-    return [(value, region) for value, region in wanted if value not in pending]
 
 
 def box(region: Region, place: Mapping[str, int]) -> Box:
@@ -378,20 +356,16 @@ def _attributes(eqn: Equation, region: Box, operands: Sequence[Box]) -> dict[str
         known |= {dim: _short(dim, own) for dim in value.type.dims}
     for value in eqn.results:
         known |= {dim: _short(dim, region) for dim in value.type.dims}
-    found = {key: _renewed(value, known) for key, value in eqn.attrs.items()}
+    shorter = Renumbering(lambda dim: known.get(dim, dim))
+    found = {key: shorter.attribute(value) for key, value in eqn.attrs.items()}
     if has_trait(eqn, "rename"):
         return {"mapping": _mapping(eqn, region, operands[0])}
+    g = _neighbours(eqn)
+    if g is None or g.out.name not in region:
+        return found
     if has_trait(eqn, "slice"):
-        return _slice(eqn, found, region, operands[0])
-    return _window(eqn, found, region, operands[0]) if has_trait(eqn, "window") else found
-
-
-def _renewed(value: Attr, known: Mapping[Dim, Dim]) -> Attr:
-    if isinstance(value, Dim):
-        return known.get(value, value)
-    if isinstance(value, tuple):
-        return tuple(_renewed(each, known) for each in value)  # type: ignore[return-value]
-    return value
+        return {**found, "start": 0}  # the operand begins at the needed positions
+    return _window(eqn, g, region, operands[0])
 
 
 def _mapping(eqn: Equation, region: Box, source: Box) -> Attr:
@@ -399,16 +373,8 @@ def _mapping(eqn: Equation, region: Box, source: Box) -> Attr:
     return tuple((_short(old, source), _short(new, region)) for old, new in renaming(eqn.attrs).items())
 
 
-def _slice(eqn: Equation, found: dict[str, Attr], region: Box, source: Box) -> dict[str, Attr]:
-    """Shorten a slice. Its operand begins at the needed positions, so the slice starts at 0."""
-    return {**found, "start": 0} if TARGET.of(eqn.attrs).name in region else found
-
-
-def _window(eqn: Equation, found: dict[str, Attr], region: Box, source: Box) -> dict[str, Attr]:
+def _window(eqn: Equation, g: Geometry, region: Box, source: Box) -> dict[str, Attr]:
     """Shorten a window: it keeps padding only at the ends of the dimension, elsewhere it reads its neighbours' elements."""
-    g = geometry(eqn.attrs)
-    if g.out.name not in region:
-        return found
     low, high = region[g.out.name]
     first, last = source[g.source.name]
     before = first - (low * g.stride - g.before)

@@ -159,13 +159,13 @@ def _orders(dims: int) -> AxisOrders:
 def _configuration(degrees: Degrees, order: tuple[int, ...], devices: tuple[int, ...]) -> Configuration:
     if len(order) < 2:
         return Configuration(degrees, devices)
-    places = _places(tuple(degree for _, degree in degrees), order)
+    places = part_places(tuple(degree for _, degree in degrees), order)
     return Configuration(degrees, tuple([devices[i] for i in places]))
 
 
 @lru_cache(1024)
-def _places(sizes: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
-    """Return for each part its index in the device list, for an order of dimensions."""
+def part_places(sizes: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
+    """Return for each part its number when the dimensions change in another order, the last one fastest."""
     places = np.arange(prod(sizes)).reshape([sizes[i] for i in order]).transpose(np.argsort(order))
     return tuple(places.ravel().tolist())
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from math import prod
-
 import attrs
+import numpy as np
 
 from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.ir.core import Program
@@ -59,11 +58,9 @@ def _possible(operator: Operator, wanted: Configuration) -> Configuration:
         kept = kept[:-1]
     if kept == wanted.degrees:
         return wanted
-    strides = {name: prod(n for _, n in wanted.degrees[i:][1:]) for i, (name, _) in enumerate(wanted.degrees)}
-    places = [0]
-    for name, degree in kept:
-        places = [place + strides[name] * i for place in places for i in range(degree)]
-    return Configuration(kept, tuple(wanted.devices[place] for place in places))
+    devices = np.reshape(wanted.devices, [n for _, n in wanted.degrees])
+    there = devices[tuple(slice(None) if each in kept else 0 for each in wanted.degrees)]
+    return Configuration(kept, tuple(there.ravel().tolist()))
 
 
 def _is_splittable(operator: Operator, degrees: tuple[tuple[str, int], ...]) -> bool:

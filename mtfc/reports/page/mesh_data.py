@@ -14,7 +14,8 @@ import attrs
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.ir.core import source_file
 from mtfc.compiler.ir.printer import layout_summary
-from mtfc.meshes.multi_mesh_program import LoweredFunction, MultiMeshProgram
+from mtfc.meshes.multi_mesh_program import MultiMeshProgram
+from mtfc.meshes.segments import CutFunction
 from mtfc.reports.difference import ComparedLayout
 from mtfc.reports.meshes_report import SimulatedMeshes, multi_mesh_cost_json
 from mtfc.reports.page.layout_data import Texts, bar, named_array, target_json
@@ -28,7 +29,7 @@ class ReportedMeshes:
     simulated: SimulatedMeshes
 
     @property
-    def function(self) -> LoweredFunction:
+    def function(self) -> CutFunction:
         """The function whose cost is reported: a training step, or a forward pass."""
         return self.program.function("step" if self.simulated.step.cost.trains else "forward")
 
@@ -85,7 +86,7 @@ def _arrays(each: ReportedMeshes, part: int, texts: Texts) -> Iterator[list[Any]
     function, mesh = each.function, each.program.meshes[part]
     own = source_file(each.program.program.functions)
     places, seen = each.program.places_for(function.name), set[str]()
-    for argument in function.cut.function.arguments:
+    for argument in function.whole.arguments:
         name, place = argument.value.name, places[argument.value.name]
         if place.part == part and argument.span is not None:
             yield named_array(place.type, name, argument.role, argument.span, mesh, own, texts)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from mtfc.backends.common.module import (
     argument_tables,
     dict_text,
+    imports,
     initial_functions,
     is_wide,
     outputs_table,
@@ -22,6 +23,7 @@ from mtfc.backends.common.module import (
 from mtfc.backends.common.prelude import prelude
 from mtfc.backends.jax.backend import IMPORTS as MESH_IMPORTS
 from mtfc.backends.jax.backend import JAX, PRELUDE, adapted, completed, dtype_text
+from mtfc.backends.numpy import backend as numpy
 from mtfc.compiler.ir.types import TensorType
 from mtfc.placements.running.jax.pieces import StoredPiece
 from mtfc.placements.running.jax.plan import PLACED, ModulePlan
@@ -81,6 +83,24 @@ def generate(placed: PlacedProgram) -> str:
     title = f"{plan.program.name} under placement {placed.placement.name} on {plan.devices} devices."
     header = HEADER.format(title=title, devices=plan.devices, jax=JAX)
     return f"{header}\n{whole_module(sections, ALWAYS, is_wide(plan.lowered))}"
+
+
+def generate_numpy(placed: PlacedProgram) -> str:
+    """Return the text of a NumPy module that computes outputs and gradients, a task of the JAX module after the other.
+
+    `SENT` is the number of bytes that it sends from device to device. Raises `CompileError` (E317, E319).
+    """
+    plan = ModulePlan(placed, "numpy")
+    writer = FunctionWriter(plan)
+    gradients = writer.gradients()
+    sections = [
+        f"MESH = {{}}\nSENT = {writer.tasks.sent}\n\n{_tables(plan)}",
+        *plan.functions.texts,
+        gradients,
+    ]
+    files = (*numpy.PRELUDE, *PLACED, "../placements/running/numpy_prelude.py")
+    body = "\n\n".join([*sections, *prelude("\n\n".join(sections), files, numpy.PUBLIC)])
+    return f"{imports(numpy.IMPORTS, body)}\n{body}"
 
 
 def whole_module(sections: Sequence[str], public: Sequence[str] = (), wide: bool = False) -> str:

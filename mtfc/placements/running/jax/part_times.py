@@ -37,16 +37,21 @@ MESSAGES = (1 << 6, 1 << 22)
 
 @attrs.frozen
 class PartPass:
-    """One pass of a part: its function, the text of the part's functions, and the types of its operands."""
+    """One pass of a part: its function, and the text of the part's functions."""
 
     text: str
     function: WrittenFunction
-    operands: tuple[tuple[str, tuple[int, ...]], ...]
+
+    @property
+    def operands(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """The dtypes and the sizes of its operands."""
+        types = (argument.value.type for argument in self.function.function.arguments)
+        return tuple((type.dtype, tuple(dim.size for dim in type.dims)) for type in types)
 
     @property
     def key(self) -> str:
         """A name of the equations and sizes, without names and lines of the file."""
-        return sha256(repr((self.function.equations, self.operands)).encode()).hexdigest()[:24]
+        return sha256(repr((self.function.text, self.operands)).encode()).hexdigest()[:24]
 
     def seconds(self) -> float:
         """Measure a call on a device whose queue is never empty: the least of several runs."""
@@ -92,11 +97,7 @@ def passes(flow: CotangentFlow, step: OperatorStep, parts: OperatorParts) -> Ite
     functions = ModuleFunctions(None)
     part = written_part(flow, functions, step, parts, middle(parts.degrees))
     text = "\n\n".join(functions.texts)
-    for function, written in ((part.passes.forward, part.forward), (part.passes.backward, part.backward)):
-        if function is not None and written is not None:
-            types = (argument.value.type for argument in function.arguments)
-            operands = tuple((type.dtype, tuple(dim.size for dim in type.dims)) for type in types)
-            yield PartPass(text, written, operands)
+    yield from (PartPass(text, each) for each in (part.forward, part.backward) if each is not None)
 
 
 @attrs.define

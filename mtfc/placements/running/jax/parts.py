@@ -16,6 +16,7 @@ from mtfc.backends.common.emitter import MARK, Emitter, all_values, fold, short_
 from mtfc.backends.jax.backend import RESERVED, dialect
 from mtfc.backends.jax.constant_chains import guarded
 from mtfc.backends.jax.convolution_fusion import fused
+from mtfc.backends.numpy import backend as numpy
 from mtfc.compiler.analysis.buffer_kinds import storage
 from mtfc.compiler.ir.builder import Names
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value
@@ -39,22 +40,28 @@ Origin = tuple[Equation, Mapping[str, int]]
 class WrittenFunction:
     """A function of the module: its name, the positions that follow its operands, and an estimate of its work.
 
-    equations: the text without names and comments, the same for functions that compute the same.
+    function: its equations. text: these without names and comments, the same for functions that compute the same.
     """
 
+    function: Function
     name: str
     positions: tuple[int, ...]
     work: int
-    equations: str
+    text: str
 
 
 class PartEmitter(Emitter):
     """Writes a function whose operands are positional, with the positions of its part as further arguments."""
 
-    def __init__(self, function: Function, origins: Mapping[Value, Origin], file: str | None) -> None:
-        text, texts = fused(function, ALONE)
-        super().__init__(dialect(ALONE, text, {**guarded(text), **texts}))
-        self.written, self.origins = text, origins
+    def __init__(
+        self, function: Function, origins: Mapping[Value, Origin], file: str | None, backend: str
+    ) -> None:
+        if backend == "jax":
+            function, texts = fused(function, ALONE)
+            super().__init__(dialect(ALONE, function, {**guarded(function), **texts}))
+        else:
+            super().__init__(numpy.dialect(ALONE, checked=False))
+        self.written, self.origins = function, origins
         self.positions: dict[tuple[str, int], str] = {}
         self._file = file
         self._short = short_names(value.name for value in all_values(function))
@@ -85,10 +92,13 @@ class PartEmitter(Emitter):
 
 
 class ModuleFunctions:
-    """The functions that a placed module needs so far. file: the user's file, whose name comments leave out."""
+    """The functions that a placed module needs so far. file: the user's file, whose name comments leave out.
 
-    def __init__(self, file: str | None) -> None:
-        self.file = file
+    backend: `jax` or `numpy`.
+    """
+
+    def __init__(self, file: str | None, backend: str = "jax") -> None:
+        self.file, self.backend = file, backend
         self.texts: list[str] = []
         self._names = Names(RESERVED)
         self._known: dict[str, str] = {}
@@ -97,19 +107,20 @@ class ModuleFunctions:
         self, function: Function, wanted: str, doc: str, origins: Mapping[Value, Origin] | None = None
     ) -> WrittenFunction:
         """Return the function with these equations, written if there is none with the same text."""
-        emitter = PartEmitter(function, origins or {}, self.file)
+        emitter = PartEmitter(function, origins or {}, self.file, self.backend)
         signature, lines = emitter.lines()
         key = "\n".join([signature, *(line for line in lines if not line.lstrip().startswith("#"))])
         if key not in self._known:
             self._known[key] = self._names.fresh(_identifier(wanted))
             self.texts.append(self._text(emitter, self._known[key], doc, signature, lines))
         positions = tuple(n for _, n in emitter.positions)
-        return WrittenFunction(self._known[key], positions, _work(function.body), key)
+        return WrittenFunction(function, self._known[key], positions, _work(function.body), key)
 
     def _text(self, emitter: PartEmitter, name: str, doc: str, signature: str, lines: Sequence[str]) -> str:
         named = emitter.named("\n".join([signature, *lines]))
         body = [line for each in lines for line in fold(named(each))]
-        head = [f"@jax.jit\ndef {name}({named(signature)}):", f'    """{doc}"""']
+        head = ["@jax.jit"] * (self.backend == "jax")
+        head += [f"def {name}({named(signature)}):", f'    """{doc}"""']
         return "\n".join([*head, *(f"    {line}" if line else "" for line in body)]) + "\n"
 
 
@@ -127,18 +138,13 @@ def _work(body: Iterable[Equation]) -> int:
     return found
 
 
-@attrs.frozen(eq=False)
-class PassFunctions:
-    """Both passes of a part as functions. The forward pass also returns the values that the backward pass reads."""
-
-    forward: Function
-    backward: Function | None
-
-
-def passes_of(local: PartFunction, given: Sequence[Value], made: Sequence[Value], name: str) -> PassFunctions:
+def passes_of(
+    local: PartFunction, given: Sequence[Value], made: Sequence[Value], name: str
+) -> tuple[Function, Function | None]:
     """Cut a part into its passes. given, made: the part's operands and results, as values of the part's function.
 
-    The backward pass computes views and constants anew, and reads everything else from memory.
+    The forward pass also returns the values that the backward pass reads. The backward pass computes views and constants anew,
+    and reads everything else from memory.
     """
     makers = {value: eqn for eqn in local.forward for value in eqn.results}
     results = tuple(local.gradients.values())
@@ -148,10 +154,10 @@ def passes_of(local: PartFunction, given: Sequence[Value], made: Sequence[Value]
     used = {value for eqn in local.forward for value in eqn.operands} | {*made}
     forward = _function(name, [v for v in given if v in used], local.forward, (*made, *stored))
     if not local.gradients:
-        return PassFunctions(forward, None)
+        return forward, None
     read = (value for value in needed if value not in stored)
     arguments = (*read, *stored, *local.cotangents.values())
-    return PassFunctions(forward, _function(name, arguments, (*again, *after), results))
+    return forward, _function(name, arguments, (*again, *after), results)
 
 
 def _read_again(

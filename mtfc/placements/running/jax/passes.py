@@ -18,7 +18,7 @@ from mtfc.placements.operators.operator_graph import Operator, OperatorStep
 from mtfc.placements.operators.operator_parts import Box, OperatorParts, PartFunction
 from mtfc.placements.operators.strategy import Configuration, Strategy
 from mtfc.placements.operators.unroll_loops import Slices
-from mtfc.placements.running.jax.parts import ModuleFunctions, PassFunctions, WrittenFunction, passes_of
+from mtfc.placements.running.jax.parts import ModuleFunctions, WrittenFunction, passes_of
 from mtfc.placements.running.jax.tasks import Ends, HeldPiece, TaskList, cells, common, volume
 
 
@@ -37,10 +37,9 @@ def hull(one: Ends, other: Ends) -> Ends:
 
 @attrs.frozen(eq=False)
 class PlacedPart:
-    """One part of a step: its passes as functions of the module, and the values that the functions take and return."""
+    """One part of a step, and its passes as functions of the module."""
 
     local: PartFunction
-    passes: PassFunctions
     forward: WrittenFunction
     backward: WrittenFunction | None
 
@@ -83,8 +82,7 @@ class PlacedGraph:
             for value in (each for each in step.arguments if each in found):
                 for part, device in enumerate(devices):
                     needs = self.needed(value, step, part)
-                    known = found[value].get(device)
-                    found[value][device] = needs if known is None else hull(known, needs)
+                    found[value][device] = hull(found[value].get(device, needs), needs)
         returned = {output.value for output in self.graph.function.outputs}
         for value, regions in found.items():
             if not regions or value in returned:
@@ -110,13 +108,13 @@ def written_part(
     local = flow.local(step, parts, place)
     given = [local.values[value] for value in (*step.inputs, *step.arguments)]
     name = parts.operator.name
-    passes = passes_of(local, given, [local.values[value] for value in step.outputs], name)
+    forward, backward = passes_of(local, given, [local.values[value] for value in step.outputs], name)
     origins = {eqn.results[0]: origin for eqn, origin in local.sources.items()}
-    forward, backward = functions.add(passes.forward, name, f"Compute a part of {name}.", origins), None
-    if passes.backward is not None and flow.gradients[step]:
-        doc = f"Return gradients of {name}."
-        backward = functions.add(passes.backward, f"{name}_backward", doc, origins)
-    return PlacedPart(local, passes, forward, backward)
+    written = functions.add(forward, name, f"Compute a part of {name}.", origins)
+    if backward is None or not flow.gradients[step]:
+        return PlacedPart(local, written, None)
+    doc = f"Return gradients of {name}."
+    return PlacedPart(local, written, functions.add(backward, f"{name}_backward", doc, origins))
 
 
 Contributions = dict[Any, list[HeldPiece]]
@@ -177,8 +175,8 @@ class PlacedRun:
                 name, sources = self.gathered(value, wanted, device, part)
                 known[own.local.values[value]] = name
                 self._sources[value, step, part] = sources
-            operands = [known[argument.value] for argument in own.passes.forward.arguments]
-            results = [output.value for output in own.passes.forward.outputs]
+            operands = [known[argument.value] for argument in own.forward.function.arguments]
+            results = [output.value for output in own.forward.function.outputs]
             names = self.tasks.call(device, own.forward, operands, [short(each) for each in results])
             known.update(zip(results, names, strict=True))
             self._local[step, part] = known
@@ -218,14 +216,14 @@ class PlacedRun:
             self._seeded(value, step, self.seed)
         for part, device in enumerate(devices):
             own = self.placed.part(step, part)
-            if own.backward is None or own.passes.backward is None:
+            if own.backward is None:
                 continue
             known = self._local[step, part]
             given = {d: self._cotangent(value, step, part) for value, d in own.local.cotangents.items()}
             if not any(given.values()):
                 continue  # nothing that the part computes reaches the loss by this way
             zeros = {d: name or self.tasks.filled(d.type, 0, device) for d, name in given.items()}
-            operands = [zeros.get(a.value) or known[a.value] for a in own.passes.backward.arguments]
+            operands = [zeros.get(a.value) or known[a.value] for a in own.backward.function.arguments]
             values = list(own.local.gradients)
             names = self.tasks.call(device, own.backward, operands, [f"d_{short(v)}" for v in values])
             for value, name in zip(values, names, strict=True):

@@ -117,14 +117,11 @@ class Piecewise:
     def _total(self, value: Value, owner: str) -> str:
         """Return a joint number on device 0: the sum of its terms, in each of which elements count once."""
         part, terms = self._part([Output(value.name, value)], ()), list[str]()
-        arrays = [a.value for a in part.arguments if a.value in self.owners]
         pieces = self.pieces[owner]
         for own in pieces_by_value({owner: pieces}).values():
-            numbers = [pieces.index(piece) for piece in own]
-            there = [i for i in numbers if all(self.variables(v)[i] in self.tasks.device for v in arrays)]
-            held = [HeldPiece(pieces[i].device, pieces[i].ends, "") for i in there]
-            for number, region in sources_of(held, whole_of(own[0].value), -1, 0) if held else ():
-                (term,) = self._on_piece(part, owner, there[number], pieces[there[number]], region)
+            held = [HeldPiece(piece.device, piece.ends, "") for piece in own]
+            for number, region in sources_of(held, whole_of(own[0].value), -1, 0):
+                (term,) = self._on_piece(part, owner, pieces.index(own[number]), own[number], region)
                 terms.append(self.tasks.on(term, 0, ITEM_BYTES[value.type.dtype]))
         assert len(terms) < 2 or has_trait(self.makers[value], "sum"), "terms are added up"
         return self.tasks.total(0, terms, short(value)) if terms else self.tasks.filled(value.type, 0, 0)
@@ -146,7 +143,7 @@ class Piecewise:
         return self._call(small, piece.device, f"{part.name}_{short(piece.value)}", given)
 
     def _filled(self, part: Function, value: Value, device: int) -> str:
-        """Return the text of a result that depends on no argument."""
+        """Return a variable with a result that depends on no argument."""
         (maker,) = (eqn for eqn in part.body if value in eqn.results)
         return self.tasks.filled(value.type, VALUE.of(maker.attrs), device)
 
@@ -157,18 +154,15 @@ class Piecewise:
         outputs = tuple(output for output in part.outputs if output.value not in known)
         found = dict(known)
         if outputs:
-            operands = [self._on(known[a.value], a.value.type, device) for a in arguments]
+            sizes = [each.value.type.size * ITEM_BYTES[each.value.type.dtype] for each in arguments]
+            given = [known[each.value] for each in arguments]
+            operands = [self.tasks.on(each, device, n) for each, n in zip(given, sizes, strict=True)]
             doc = f"Compute {', '.join(output.name for output in outputs)}."
             written = self.functions.add(Function(part.name, arguments, part.body, outputs), name, doc)
             wanted = [short(Value(output.name, output.value.type)) for output in outputs]
             names = self.tasks.call(device, written, operands, wanted)
             found |= {output.value: each for output, each in zip(outputs, names, strict=True)}
         return [found[output.value] for output in part.outputs]
-
-    def _on(self, name: str, type: TensorType, device: int) -> str:
-        """Return a variable on a device; zeros are made there."""
-        is_made = name in self.tasks.device
-        return self.tasks.on(name, device, type.size * ITEM_BYTES[type.dtype]) if is_made else name
 
     def _whole(self, value: Value) -> str:
         """Return a variable with a number of all parameters, or an array that belongs to none."""

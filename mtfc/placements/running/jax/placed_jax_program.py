@@ -39,26 +39,9 @@ class PlacedJaxProgram(JaxProgram):
         whole = self.module.unshard(pieces, {name: table[name] for name in pieces})
         return dict(self.module.shard({**batch, **whole}, table))
 
-    def train_step(self, state: TrainState, batch: Arrays) -> tuple[TrainState, dict[str, Any]]:
-        """Return the state after one more step, and the loss and reported values by name. The given state may be whole."""
-        return super().train_step(self.restored(state) if isinstance(state, TrainState) else state, batch)
-
-    def averaged(self, state: TrainState) -> dict[str, Any]:
-        """Return the parameters with the averages of those that are trained, in pieces."""
-        return super().averaged(self.restored(state) if isinstance(state, TrainState) else state)
-
-    def forward(self, params: Arrays, batch: Arrays) -> dict[str, Any]:
-        """Return the outputs of the model, outside of training. The parameters may be whole."""
-        return super().forward(
-            params if isinstance(params, TrainState) else self.place(params, "params"), batch
-        )
-
-    def value_and_grad(
-        self, params: Arrays, batch: Arrays, step: Any = 0, **options: bool
-    ) -> tuple[Any, Any]:
-        """Return the loss of a training step, and the gradients of the parameters in pieces. The parameters may be whole."""
-        placed = params if isinstance(params, TrainState) else self.place(params, "params")
-        return super().value_and_grad(placed, batch, step, **options)
+    def placed(self, params: Arrays) -> Arrays:
+        """Return parameters in pieces; they may be whole."""
+        return self.place(params, "params")
 
     def stored(self, state: TrainState) -> TrainState:
         """Return the state with whole arrays on the first device, as checkpoints have it under every layout."""

@@ -46,11 +46,11 @@ class ModulePlan:
     parameters, inputs: the pieces of each, by the user's name.
     """
 
-    def __init__(self, placed: PlacedProgram, functions: ModuleFunctions | None = None) -> None:
+    def __init__(self, placed: PlacedProgram, backend: str = "jax") -> None:
         self.placed, self.program = placed, placed.program
         self.training = self.program.training
         self.devices = placed.placement.devices
-        self.functions = functions or ModuleFunctions(source_file(self.program.functions))
+        self.functions = ModuleFunctions(source_file(self.program.functions), backend)
         self._configurations = placed.configurations()
         self.lowered = run(self.program, differentiation("module" if placed.of == "module" else "step"))
         self.trains = self.lowered.has_function("step")
@@ -63,7 +63,7 @@ class ModulePlan:
         outside = run(self.program, (MixedPrecision(), BindTraining(), Simplify(), Cse(), Dce()))
         self.forward = self._graph(outside)
         self._refuse_sliced()
-        self.parameters, self.inputs = self._parameters(), self._inputs()
+        self.parameters, self.inputs = self._stored("parameter"), self._stored("input")
 
     def _graph(self, program: Program) -> PlacedGraph:
         """Return the operators of a program under the placement."""
@@ -91,16 +91,19 @@ class ModulePlan:
                 message = f"`{name}` cannot be split: {whole}"
                 raise CompileError([Diagnostic("E319", message, self.placed.placement.span, help=help)])
 
-    def _parameters(self) -> dict[str, list[StoredPiece]]:
-        """Return the pieces of parameters: they are where a training step needs them."""
-        found: dict[str, list[StoredPiece]] = {}
-        seen: set[str] = set()
+    def _stored(self, role: str) -> dict[str, list[StoredPiece]]:
+        """Return the pieces of parameters, where a training step needs them, or of inputs, where evaluation needs them, too."""
+        known: dict[str, tuple[Value, dict[int, Ends], tuple[str, Slices]]] = {}
         for placed in self.graphs:
-            for value, held in placed.stored("parameter").items():
-                if value.name not in seen:
-                    seen.add(value.name)
-                    name, at = placed.origin(value)
-                    found.setdefault(name, []).extend(pieces_of(value, self._whole(name, value, held), at))
+            for value, held in placed.stored(role).items():
+                is_first = value.name not in known
+                _, regions, _ = known.setdefault(value.name, (value, {}, placed.origin(value)))
+                for device, ends in held.items() if is_first or role == "input" else ():
+                    regions[device] = hull(regions.get(device, ends), ends)
+        found: dict[str, list[StoredPiece]] = {}
+        for value, regions, (name, at) in known.values():
+            held = self._whole(name, value, regions) if role == "parameter" else regions
+            found.setdefault(name, []).extend(pieces_of(value, held, at))
         return found
 
     def _whole(self, name: str, value: Value, held: dict[int, Ends]) -> dict[int, Ends]:
@@ -109,19 +112,6 @@ class ModulePlan:
         if self.training is not None and name in self.trained and not is_local(self.training, name):
             return dict.fromkeys(held, whole)
         return held if cover([*held.values()], whole) else {**held, min(held): whole}
-
-    def _inputs(self) -> dict[str, list[StoredPiece]]:
-        """Return the pieces of inputs: each has what training and evaluation need on its device."""
-        known: dict[str, tuple[Value, dict[int, Ends], tuple[str, Slices]]] = {}
-        for placed in self.graphs:
-            for value, held in placed.stored("input").items():
-                _, regions, _ = known.setdefault(value.name, (value, {}, placed.origin(value)))
-                for device, ends in held.items():
-                    regions[device] = hull(regions[device], ends) if device in regions else ends
-        found: dict[str, list[StoredPiece]] = {}
-        for value, held, (name, at) in known.values():
-            found.setdefault(name, []).extend(pieces_of(value, held, at))
-        return found
 
     @property
     def accumulate(self) -> int:
@@ -215,7 +205,7 @@ def seed_of(
     def seed(device: int) -> str:
         factors = [tasks.on(each, device, 4) for each in (scale, weight and weight()) if each is not None]
         if not factors:
-            return tasks.full(type, share, device, "d_loss")
+            return tasks.filled(type, share, device, "d_loss")
         text = f'scaled({share!r}, "{ARRAY_DTYPES[type.dtype]}", {", ".join(factors)})'
         return tasks.add(device, text, factors, ["d_loss"])[0]
 

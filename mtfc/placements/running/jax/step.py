@@ -41,8 +41,8 @@ Returned = dict[str, str | list[str]]
 class FunctionWriter:
     """Writes a function of the module. first: the statements before its tasks."""
 
-    def __init__(self, plan: ModulePlan, tasks: TaskList | None = None) -> None:
-        self.plan, self.tasks = plan, tasks or TaskList(Names(TAKEN))
+    def __init__(self, plan: ModulePlan) -> None:
+        self.plan, self.tasks = plan, TaskList(Names(TAKEN))
         self.first: list[str] = []
 
     def unpacked(self, source: str, pieces: PiecesByName, turn: int = 0) -> Unpacked:
@@ -120,7 +120,7 @@ class FunctionWriter:
     def _gradient(self, name: str, reduced: Reduced) -> list[str]:
         """Return the variables of the pieces of a parameter's gradient."""
         return [
-            reduced.get((each.value.name, each.device)) or self.tasks.full(each.type, 0, each.device, "zeros")
+            reduced.get((each.value.name, each.device)) or self.tasks.filled(each.type, 0, each.device)
             for each in self.plan.parameters[name]
         ]
 

@@ -80,6 +80,7 @@ class TaskList:
     ) -> list[str]:
         """Add a call of a function. Arguments that are no variables are made where they stand."""
         reads = [each for each in given if isinstance(each, str) and each in self.device]
+        assert function == "send" or all(self.device[each] == device for each in reads)
         return self.add(device, f"{function}({', '.join(map(str, given))})", reads, wanted, work)
 
     def call(
@@ -89,14 +90,11 @@ class TaskList:
         given = [*operands, *(f"at({position}, {device})" for position in function.positions)]
         return self.apply(device, function.name, given, wanted, function.work)
 
-    def filled(self, type: TensorType, value: float, device: int) -> str:
-        """Return the text of an array of equal numbers on a device."""
-        shape = tuple(dim.size for dim in type.dims)
-        return f'filled({shape}, {value}, "{ARRAY_DTYPES[type.dtype]}", {device})'
-
-    def full(self, type: TensorType, value: float, device: int, wanted: str) -> str:
+    def filled(self, type: TensorType, value: float, device: int, wanted: str = "zeros") -> str:
         """Return a variable with an array of equal numbers on a device."""
-        return self.add(device, self.filled(type, value, device), [], [wanted])[0]
+        shape = tuple(dim.size for dim in type.dims)
+        text = f'filled({shape}, {value}, "{ARRAY_DTYPES[type.dtype]}", {device})'
+        return self._once((text, wanted), lambda: self.add(device, text, [], [wanted])[0])
 
     def on(self, name: str, device: int, size: int) -> str:
         """Return a variable on a device, sent there if it is on another. size: its bytes."""
