@@ -26,11 +26,10 @@ from typing import Generic, TypeVar
 import attrs
 
 from mtfc.compiler.cost.effects.roofline import KernelWork, work
-from mtfc.compiler.cost.event_simulator import makespan, simulate
+from mtfc.compiler.cost.event_simulator import Id, Task, TaskGraph, Timeline, makespan, simulate
 from mtfc.compiler.cost.hardware import Device, Hardware
 from mtfc.compiler.cost.parameter_servers import ParameterServers
 from mtfc.compiler.cost.serial_time import lanes_of
-from mtfc.compiler.cost.task_graph import Id, Task, TaskGraph, Timeline
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Equation, Function, Value

@@ -19,8 +19,7 @@ from typing import Any, TypeVar
 import attrs
 
 from mtfc.compiler.analysis.provenance import SentArray
-from mtfc.compiler.cost.effects.memory import ARGUMENTS
-from mtfc.compiler.cost.effects.memory_profile import memory_moments
+from mtfc.compiler.cost.effects.memory import ARGUMENTS, memory_moments
 from mtfc.compiler.cost.effects.roofline import work
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.cost.serial_time import lanes_of

@@ -23,30 +23,6 @@ Table = Any
 """A NumPy array indexed by the sending and the receiving device."""
 
 
-@attrs.frozen
-class Port:
-    """The port of a sender, or of a group of `link.shared` senders, in one direction (see `_hops`)."""
-
-    link: Link
-    sender: int
-    direction: int
-
-    @property
-    def lane(self) -> str:
-        """The link, with the side of a torus, as `cost/topology.py` names it."""
-        sides = len(self.link.sizes)
-        is_side = self.direction and sides > 1
-        return f"{self.link.name}.{sides - 1 - (self.direction - 1) // 2}" if is_side else self.link.name
-
-    @property
-    def name(self) -> str:
-        """A name for people: `ici.1 from 3, down`."""
-        first, last = (i * max(self.link.shared, 1) for i in (self.sender, self.sender + 1))
-        senders = str(first) if last - first == 1 else f"{first}-{last - 1}"
-        way = ("", ", up", ", down")[2 - self.direction % 2 if self.direction else 0]
-        return f"{self.lane} from {senders}{way}"
-
-
 @attrs.frozen(eq=False)
 class DeviceLinks:
     """Ports, latency and bandwidth between devices. Ports are numbered from `count` on, after the devices; `ports` lists them.
@@ -59,7 +35,7 @@ class DeviceLinks:
     rate: Table
     latency: Table
     bandwidth: Table
-    ports: tuple[Port | GraphPort, ...]
+    ports: tuple[GraphPort, ...]
 
     @property
     def idle(self) -> int:
@@ -98,19 +74,31 @@ def _of_graph(graph: DeviceGraph, count: int) -> DeviceLinks:
 def _of_nested(hardware: Hardware, count: int) -> DeviceLinks:
     port = np.full((count, count, 1), -1, np.int64)
     latency, bandwidth = np.zeros((count, count)), np.full((count, count), np.inf)
-    ports: dict[tuple[str, int, int], tuple[int, Port]] = {}
+    ports: dict[GraphPort, int] = {}
     for a in range(count):
         for b in range(count):
             if a != b:
                 link, inner = _between(hardware, a, b)
                 hops, direction = _hops(link, a // inner, b // inner)
                 sender = a // max(link.shared, 1) if link.shared > 1 else a
-                key = (link.name, sender, direction)
-                port[a, b, 0], _ = ports.setdefault(key, (count + len(ports), Port(link, sender, direction)))
+                port[a, b, 0] = ports.setdefault(_port(link, sender, direction), count + len(ports))
                 latency[a, b] = hops * link.latency
                 bandwidth[a, b] = link.rate("permute").peak
     rate = bandwidth[..., np.newaxis]
-    return DeviceLinks(count, port, rate, latency, bandwidth, tuple(each for _, each in ports.values()))
+    return DeviceLinks(count, port, rate, latency, bandwidth, tuple(ports))
+
+
+def _port(link: Link, sender: int, direction: int) -> GraphPort:
+    """Return the port of a sender, or of a group of `link.shared` senders, in one direction (see `_hops`): `ici.1 from 3, down`.
+
+    Its lane is the link, with the side of a torus, as `cost/topology.py` names it.
+    """
+    is_side = direction and len(link.sizes) > 1
+    lane = f"{link.name}.{len(link.sizes) - 1 - (direction - 1) // 2}" if is_side else link.name
+    first, last = (i * max(link.shared, 1) for i in (sender, sender + 1))
+    senders = str(first) if last - first == 1 else f"{first}-{last - 1}"
+    way = ("", ", up", ", down")[2 - direction % 2 if direction else 0]
+    return GraphPort(lane, f"{lane} from {senders}{way}")
 
 
 def _between(hardware: Hardware, a: int, b: int) -> tuple[Link, int]:
