@@ -12,10 +12,11 @@ from mtfc.compiler.cost.effects.roofline import computation_of
 from mtfc.compiler.cost.hardware import Device
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.core import Equation, Function
-from mtfc.compiler.ir.loops import dim_of, region_of
+from mtfc.compiler.ir.loops import dim_of, executed, region_of
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.collectives import axes_of, collective_of, kind_of
 from mtfc.compiler.ir.types import Axes
+from mtfc.compiler.records import sums
 
 
 def seconds_of(function: Function, topology: Topology, device: Device) -> tuple[float, float]:
@@ -44,16 +45,9 @@ def lanes_of(eqn: Equation, topology: Topology) -> Mapping[str, float]:
 
 def sent_on_lanes(function: Function, topology: Topology) -> dict[str, float]:
     """Return the bytes that one device sends on each lane in one execution of a placed function."""
-    found: dict[str, float] = {}
-    for eqn in function.body:
-        times, sent = 1, dict[str, float]()
-        if eqn.regions:
-            times, sent = dim_of(eqn).size, sent_on_lanes(region_of(eqn), topology)
-        elif has_trait(eqn, "sends"):
-            sent = topology.sent(*_sending(eqn, topology))
-        for lane, bytes in sent.items():
-            found[lane] = found.get(lane, 0.0) + times * bytes
-    return found
+    sending = ((eqn, times) for eqn, times in executed(function.body) if has_trait(eqn, "sends"))
+    sent = ((topology.sent(*_sending(eqn, topology)), times) for eqn, times in sending)
+    return sums((lane, times * bytes) for each, times in sent for lane, bytes in each.items())
 
 
 def _sending(eqn: Equation, topology: Topology) -> tuple[str, Axes, int, int | None]:

@@ -37,7 +37,7 @@ from mtfc.compiler.ir.loops import dim_of, joined_iterations, operand_owner, unr
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.collectives import axes_of
 from mtfc.compiler.ir.types import Mesh
-from mtfc.compiler.records import Summed, frozen
+from mtfc.compiler.records import Summed, frozen, sums
 
 COMPUTE = "processor 0"
 """The device that computes. No link has this name."""
@@ -175,8 +175,8 @@ class _Simulator:
         seconds = {device: each * trips for device, each in seconds.items()}
         lines = {span: each.times(trips) for span, each in inside.lines.items()}
         if work.seconds:
-            seconds[COMPUTE] = seconds.get(COMPUTE, 0.0) + work.seconds
-            _add(lines, {eqn.span: Seconds(compute=work.seconds)})
+            seconds = sums((*seconds.items(), (COMPUTE, work.seconds)))
+            lines = sums((*lines.items(), (eqn.span, Seconds(compute=work.seconds))))
         return _Item(eqn, seconds, lines, inside.ideal * trips, inside)
 
     def _collective(self, eqn: Equation, makers: Mapping[Value, Equation]) -> _Item:
@@ -186,11 +186,11 @@ class _Simulator:
         seconds = self.servers.seconds(eqn) if self.servers and in_turn else lanes_of(eqn, self.topology)
         whole = sum(seconds.values()) if in_turn else max(seconds.values(), default=0.0)
         occupies = any(crossing.is_memory for crossing in self.topology.crossings(axes_of(eqn)))
-        lines: dict[Span | None, Seconds] = {}
-        for value, size in zip(eqn.operands, sizes, strict=True):
-            owner = operand_owner(eqn, value, makers)
-            share = size / sum(sizes) if sum(sizes) else 0.0
-            lines[owner.span] = lines.get(owner.span, Seconds()) + Seconds(communication=whole * share)
+        shares = [size / sum(sizes) if sum(sizes) else 0.0 for size in sizes]
+        lines = sums(
+            (operand_owner(eqn, value, makers).span, Seconds(communication=whole * share))
+            for value, share in zip(eqn.operands, shares, strict=True)
+        )
         return _Item(eqn, seconds, lines if whole else {}, occupies=occupies, in_turn=in_turn)
 
 
@@ -222,26 +222,14 @@ def _tasks(items: Sequence[_Item]) -> Iterator[Task]:
 
 def _summary(items: Sequence[_Item], graph: TaskGraph, timeline: Timeline) -> StepTime:
     end = makespan(timeline)
-    lines: dict[Span | None, Seconds] = {}
-    for item in items:
-        _add(lines, item.lines)
-    for number, seconds in _pauses(graph, timeline, end):
-        _add(lines, _exposed(items[number], seconds))
-    busy: dict[str, float] = {}
-    for item in items:
-        for device, seconds in item.seconds.items():
-            busy[device] = busy.get(device, 0.0) + seconds
-    busy.pop(COMPUTE, None)
+    exposed = (_exposed(items[number], seconds) for number, seconds in _pauses(graph, timeline, end))
+    lines = sums(pair for each in (*(item.lines for item in items), *exposed) for pair in each.items())
+    busy = sums(pair for item in items for pair in item.seconds.items() if pair[0] != COMPUTE)
     events = [
         event for id, slot in timeline.items() for event in _events(items[id[0]], graph.tasks[id], slot.start)
     ]
     dtypes = frozenset[str]().union(*(item.dtypes for item in items))
     return StepTime(end, lines, sum(item.ideal for item in items), busy, dtypes, tuple(events))
-
-
-def _add(lines: dict[Span | None, Seconds], more: Lines) -> None:
-    for span, seconds in more.items():
-        lines[span] = lines.get(span, Seconds()) + seconds
 
 
 def _exposed(item: _Item, seconds: float) -> Lines:

@@ -97,6 +97,14 @@ def looped_dims(function: Function) -> frozenset[Dim]:
     return frozenset(dim_of(eqn) for eqn in walk(function.body) if eqn.regions)
 
 
+def executed(body: Iterable[Equation], times: int = 1) -> Iterator[tuple[Equation, int]]:
+    """Yield every equation, also those in loops, with the number of iterations of all loops around it."""
+    for eqn in body:
+        yield eqn, times
+        for region in eqn.regions:
+            yield from executed(region.body, times * dim_of(eqn).size)
+
+
 def region_of(eqn: Equation) -> Function:
     (region,) = eqn.regions
     return region

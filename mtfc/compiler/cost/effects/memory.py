@@ -54,7 +54,7 @@ from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.collectives import kind_of
 from mtfc.compiler.ir.rewrite import fresh_copy
 from mtfc.compiler.ir.types import Mesh, TensorType
-from mtfc.compiler.records import frozen
+from mtfc.compiler.records import frozen, sums
 
 
 @frozen
@@ -363,11 +363,11 @@ def memory_bound(program: CommonProgram, on_device: bool = False) -> MemoryBound
     inside = {*may_stay_inside(function, replaced)} if has_kernels else set[Value]()
     unsure = equal_in(function, replaced) | inside
     without = _shared_with_gradients(function) | unsure | merging_in(function)
-    always: dict[Dims, int] = {}
-    for values in _always_alive(function):
-        if unsure.isdisjoint(values):
-            dims = frozenset[str]().union(*(names.names[value] for value in values))
-            always[dims] = always.get(dims, 0) + values[0].type.local_bytes(SINGLE)
+    always = sums(
+        (frozenset[str]().union(*(names.names[v] for v in values)), values[0].type.local_bytes(SINGLE))
+        for values in _always_alive(function)
+        if unsure.isdisjoint(values)
+    )
     return MemoryBound(always, tuple(_LiveValues(names, replaced, without).points(function)))
 
 

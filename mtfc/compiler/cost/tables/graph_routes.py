@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
@@ -173,11 +174,9 @@ class UniformParts:
 
     def _level(self, devices: Sequence[int], inner: int, outer: int) -> Link:
         """Return the link between blocks of `inner` devices in blocks of `outer`, while each device sends to the next block."""
-        routes, uses = self.routes, dict[int, int]()
+        routes = self.routes
         sends = [(a, devices[i // outer * outer + (i + inner) % outer]) for i, a in enumerate(devices)]
-        for a, b in sends:
-            for port, _ in routes.hops(a, b):
-                uses[port] = uses.get(port, 0) + 1
+        uses = Counter(port for a, b in sends for port, _ in routes.hops(a, b))
         a, b = sends[0]
         port, rate = min(routes.hops(a, b), key=lambda hop: hop[1] / uses[hop[0]])
         size, latency = (outer // inner,), routes.figures[a][b][0]

@@ -16,6 +16,7 @@ Output:  %x_2: f32[batch, io] = cast %x sums=true; %a: f32[io] = sum %x_2; %b_2:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
@@ -57,9 +58,7 @@ class SumWidener:
         self.asked: dict[Value, Value] = {}
         self.reached: set[Value] = set()
         self.new = Substitution()
-        self.uses: dict[Value, int] = {}
-        for value in (*used, *(value for eqn in body for value in eqn.operands)):
-            self.uses[value] = self.uses.get(value, 0) + 1
+        self.uses = Counter((*used, *(value for eqn in body for value in eqn.operands)))
 
     def run(self, wanted: Iterable[Value], given: Mapping[Value, Value] = {}) -> Substitution:
         """Widen the sums that lead to the wanted values; return the map from old values to new ones.
