@@ -137,20 +137,15 @@ def _again(body: LoopBody, checkpoint: bool) -> list[Equation]:
     return again[::-1]
 
 
-@define
-class Residuals:
-    """Forward values that the backward body needs.
-
-    given: operands of the backward loop, with their arguments in its body. yielded: further outputs of the forward region.
-    """
-
-    given: list[tuple[Value, Argument]] = attrs.field(factory=list)
-    yielded: list[Output] = attrs.field(factory=list)
+Residuals = tuple[list[tuple[Value, Argument]], list[Output]]
+"""Forward values that the backward body needs: operands of the backward loop, with their arguments in its body, and further
+outputs of the forward region.
+"""
 
 
 def _residuals(eqn: Equation, body: LoopBody, again: list[Equation]) -> Residuals:
     """Return the residuals; equations that rename them back are inserted at the start of `again`."""
-    found = Residuals()
+    given, yielded = list[tuple[Value, Argument]](), list[Output]()
     operands = {argument.value: (value, argument) for value, argument in pairs(eqn)}
     outputs = zip(body.region.outputs, eqn.results, strict=True)
     stacked = {output.value: result for output, result in outputs if output.updates is None}
@@ -161,14 +156,14 @@ def _residuals(eqn: Equation, body: LoopBody, again: list[Equation]) -> Residual
             continue
         operand, argument = operands.get(value, (None, None))
         if operand is not None and argument is not None and argument.role != "carried":
-            found.given.append((operand, Argument(value, argument.role)))
+            given.append((operand, Argument(value, argument.role)))
         elif value in stacked:
-            found.given.append((stacked[value], Argument(value, "sliced")))
+            given.append((stacked[value], Argument(value, "sliced")))
         else:
             name = value.name if value.name not in taken else Names(taken).fresh(f"{value.name}.kept")
-            found.yielded.append(Output(name, _stackable(eqn, body, again, value)))
+            yielded.append(Output(name, _stackable(eqn, body, again, value)))
             taken.add(name)
-    return found
+    return given, yielded
 
 
 def _stackable(eqn: Equation, body: LoopBody, again: list[Equation], value: Value) -> Value:
@@ -377,9 +372,9 @@ def _connect(loop: BackwardLoop, eqn: Equation, body: LoopBody, totals: Mapping[
             loop.yields.append((Output(loop.inner.names.fresh(f"d_{argument.value.name}"), grad), argument))
 
 
-def _extended(builder: Builder, eqn: Equation, body: LoopBody, residuals: Residuals) -> Equation:
+def _extended(builder: Builder, eqn: Equation, body: LoopBody, yielded: Sequence[Output]) -> Equation:
     """Replace the forward loop by one that also yields the residuals, and return it."""
-    outputs = (*body.region.outputs, *residuals.yielded)
+    outputs = (*body.region.outputs, *yielded)
     region = attrs.evolve(body.region, body=tuple(body.forward), outputs=outputs)
     extended = make_loop(builder.names, region, eqn.operands, eqn, eqn.results)
     builder.replace(eqn, extended)
@@ -430,14 +425,14 @@ def pull_back(
     if ends:
         _leave_out(body)
     again = _again(body, bool(eqn.attrs["checkpoint"]))
-    residuals = _residuals(eqn, body, again)
-    extended = _extended(builder, eqn, body, residuals)
+    needed, yielded = _residuals(eqn, body, again)
+    extended = _extended(builder, eqn, body, yielded)
 
     body.builder.span, body.builder.body = eqn.span, [*again, *body.backward]
     loop = BackwardLoop(builder, body.builder, dim_of(eqn))
     _connect(loop, eqn, body, given)
-    stacks = zip(extended.results[len(eqn.results) :], residuals.yielded, strict=True)
-    loop.given += [*residuals.given, *((stack, Argument(o.value, "sliced")) for stack, o in stacks)]
+    stacks = zip(extended.results[len(eqn.results) :], yielded, strict=True)
+    loop.given += [*needed, *((stack, Argument(o.value, "sliced")) for stack, o in stacks)]
     like = attrs.evolve(
         eqn, attrs={**eqn.attrs, "reverse": not eqn.attrs["reverse"]}, stage="backward", path=None
     )
