@@ -8,8 +8,7 @@ from functools import lru_cache
 from types import CodeType, ModuleType
 from typing import Any
 
-from mtfc.backends.common.emitter import WIDTH
-from mtfc.backends.common.forms import FORMS, NAMES
+from mtfc.backends.common.emitter import FORMS, NAMES, WIDTH
 from mtfc.compiler.ir.core import Function, Parameter, Program, walk
 from mtfc.compiler.ir.initializers import DISTRIBUTIONS
 from mtfc.compiler.ir.ops.creation import literal

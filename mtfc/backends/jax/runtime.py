@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from mtfc.backends.common.devices import devices, import_jax
-from mtfc.backends.common.forms import FORMS, NAMES
+from mtfc.backends.common.emitter import FORMS, NAMES
 from mtfc.backends.common.module import executed, kinds_of
 from mtfc.backends.jax.backend import generate
 from mtfc.compiler.ir.core import Program

@@ -15,6 +15,15 @@ collective is tasks on the lanes that the collective uses (`topology.py`). So th
 So `processor 0` pauses only for communication, and step = computation + exposed communication holds exactly. Exposed time is
 charged to
 the collectives that caused it: from the end of each pause back along the tasks that made it late.
+
+Searches compare seconds without overlap (`seconds_of`): the sum of the kernels by their rooflines and of the collectives by their
+links.
+
+As a baseline, parameter servers can take the place of the all-reduces of gradients (SoyBean, section 2.2). Each device pushes its
+gradient to a server, which adds up all of them and updates the parameter, and then pulls the parameter. The servers share each
+parameter equally. A server is one more device on the link over which gradients are summed. All devices push at once, so the port
+of the server is what limits them; it receives and sends at the same time. The update on the server takes as long as the update of
+the devices, which stays in the step. All devices wait for all parameters before the next step (bulk synchronous).
 """
 
 from __future__ import annotations
@@ -25,18 +34,16 @@ from typing import Generic, TypeVar
 
 import attrs
 
-from mtfc.compiler.cost.effects.roofline import KernelWork, work
+from mtfc.compiler.cost.effects.roofline import KernelWork, computation_of, work
 from mtfc.compiler.cost.event_simulator import Id, Task, TaskGraph, Timeline, makespan, simulate
 from mtfc.compiler.cost.hardware import Device, Hardware
-from mtfc.compiler.cost.parameter_servers import ParameterServers
-from mtfc.compiler.cost.serial_time import lanes_of
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Equation, Function, Value
-from mtfc.compiler.ir.loops import dim_of, joined_iterations, operand_owner, unroll_of
+from mtfc.compiler.ir.loops import dim_of, executed, joined_iterations, operand_owner, region_of, unroll_of
 from mtfc.compiler.ir.ops import has_trait
-from mtfc.compiler.ir.ops.collectives import axes_of
-from mtfc.compiler.ir.types import Mesh
+from mtfc.compiler.ir.ops.collectives import axes_of, collective_of, kind_of
+from mtfc.compiler.ir.types import Axes, Mesh
 from mtfc.compiler.records import Summed, frozen, sums
 
 COMPUTE = "processor 0"
@@ -290,3 +297,81 @@ def _events(item: _Item, task: Task, start: float) -> Iterator[Event]:
     for event in item.inside.events if task.device == COMPUTE else ():
         device = event.device if event.device == COMPUTE else f"{event.device}{IN_LOOPS}"
         yield attrs.evolve(event, device=device, start=event.start + start, end=event.end + start)
+
+
+# Without overlap
+
+
+def seconds_of(function: Function, topology: Topology, device: Device) -> tuple[float, float]:
+    """Return the seconds that one processor computes and communicates in one execution of a placed function."""
+    computing = computation_of(function, topology.mesh, device)
+    return computing, communication_of(function, topology)
+
+
+def communication_of(function: Function, topology: Topology) -> float:
+    """Return the seconds of the collectives in one execution of a placed function."""
+    total = 0.0
+    for eqn in function.body:
+        if eqn.regions:
+            total += dim_of(eqn).size * communication_of(region_of(eqn), topology)
+        elif has_trait(eqn, "sends"):
+            total += max(lanes_of(eqn, topology).values(), default=0.0)
+    return total
+
+
+def lanes_of(eqn: Equation, topology: Topology) -> Mapping[str, float]:
+    """Return the seconds of a collective on each lane that it uses."""
+    (number, parts), (kind, axes, size, hops) = collective_of(eqn).messages(eqn), _sending(eqn, topology)
+    found = topology.seconds(kind, axes, size / parts, hops)
+    return {lane: number * seconds for lane, seconds in found.items()}
+
+
+def sent_on_lanes(function: Function, topology: Topology) -> dict[str, float]:
+    """Return the bytes that one device sends on each lane in one execution of a placed function."""
+    sending = ((eqn, times) for eqn, times in executed(function.body) if has_trait(eqn, "sends"))
+    sent = ((topology.sent(*_sending(eqn, topology)), times) for eqn, times in sending)
+    return sums((lane, times * bytes) for each, times in sent for lane, bytes in each.items())
+
+
+def _sending(eqn: Equation, topology: Topology) -> tuple[str, Axes, int, int | None]:
+    """Return the kind and the axes of a collective, the bytes of the operands, and the distance of a shift."""
+    size = sum(value.type.local_bytes(topology.mesh) for value in eqn.operands)
+    by = eqn.attrs.get("by")
+    return kind_of(eqn), axes_of(eqn), size, abs(by) if isinstance(by, int) else None
+
+
+# Parameter servers
+
+
+IN, OUT = "server receives", "server sends"
+"""The lanes of the servers' ports."""
+
+
+@frozen
+class ParameterServers:
+    """Some servers beside the devices of a mesh, and the all-reduces of gradients that they replace."""
+
+    number: int
+    topology: Topology
+    sums: frozenset[Equation]
+
+    @classmethod
+    def of(cls, function: Function, topology: Topology, number: int) -> ParameterServers:
+        """Return the servers of a step. They replace the all-reduces whose results the update reads."""
+        read = {value for eqn in function.body if eqn.stage == "update" for value in eqn.operands}
+        sums = (
+            eqn for eqn in function.body if has_trait(eqn, "all_reduce") and not read.isdisjoint(eqn.results)
+        )
+        return cls(number, topology, frozenset(sums))
+
+    def seconds(self, eqn: Equation) -> Mapping[str, float]:
+        """Return the seconds in which all devices push a gradient, and then pull the parameter."""
+        mesh = self.topology.mesh
+        size = sum(value.type.local_bytes(mesh) for value in eqn.operands)
+        outermost = max(self.topology.crossings(axes_of(eqn)), key=lambda crossing: crossing.stride)
+        link = outermost.lane.link
+        pushed = mesh.size(axes_of(eqn)) * size / self.number
+        each = link.latency + max(
+            pushed / link.bandwidth.at(size), size / self.topology.bandwidth(outermost, "permute", size)
+        )
+        return {IN: each, OUT: each}

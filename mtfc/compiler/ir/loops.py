@@ -21,7 +21,7 @@ stacked along `dim` as a new first dimension.
 
 With `while=true` the loop may end before the last index. The first carry is then a truth value, the same on all processors, and
 an iteration runs if it is true. In the stacks, iterations that do not run have zeros. A
-gradient through the loop makes it run all iterations: see `autodiff/loop_gradient.py`.
+gradient through the loop makes it run all iterations: see `autodiff/backward.py`.
 
 With `unbounded=true`, too, only the condition ends the loop, and nothing is sliced or stacked. The size of the dimension is then
 the number of iterations that costs count.

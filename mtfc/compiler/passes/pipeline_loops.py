@@ -48,9 +48,8 @@ from mtfc.compiler.ir.resizing import Renumbering
 from mtfc.compiler.ir.rewrite import Substitution, names_of
 from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, Pipeline, TensorType
 from mtfc.compiler.ir.verifier import Level
-from mtfc.compiler.passes.loop_scope import LoopScope
 from mtfc.compiler.passes.pass_base import Pass
-from mtfc.compiler.passes.pipeline_stages import Rounds, StageBody, StageDims
+from mtfc.compiler.passes.pipeline_stages import LoopScope, Rounds, StageBody, StageDims
 from mtfc.compiler.passes.pipeline_ticks import PipelinedLoop
 from mtfc.compiler.passes.recompute import TYPICAL, Prices, with_kept
 from mtfc.compiler.passes.spatial.position_blocks import NewDims

@@ -42,8 +42,8 @@ from mtfc.compiler.cost.device_models import expected_memory, fusion_of
 from mtfc.compiler.cost.effects.memory import MemoryUse
 from mtfc.compiler.cost.effects.roofline import computation_of, work_in
 from mtfc.compiler.cost.hardware import Device, Hardware, Link, Rate
-from mtfc.compiler.cost.serial_time import communication_of, lanes_of
 from mtfc.compiler.cost.sizes import whole
+from mtfc.compiler.cost.step_time import communication_of, lanes_of
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.builder import Names

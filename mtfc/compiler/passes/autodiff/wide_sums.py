@@ -25,9 +25,9 @@ from mtfc.compiler.ir.builder import Builder, Names, is_narrow
 from mtfc.compiler.ir.core import Attr, Equation, Function, Output, Value
 from mtfc.compiler.ir.loops import carried, pairs, region_of
 from mtfc.compiler.ir.ops import OPS, has_trait
-from mtfc.compiler.ir.pending_rule import is_sum_of_all
 from mtfc.compiler.ir.rewrite import Substitution, names_of
-from mtfc.compiler.passes.autodiff.loop_gradient import only_reader
+from mtfc.compiler.ir.sharding_rules import is_sum_of_all
+from mtfc.compiler.passes.autodiff.backward import only_reader
 
 
 def with_wide_sums(

@@ -43,16 +43,19 @@ from mtfc.compiler.ir.builder import Names
 from mtfc.compiler.ir.core import Equation, Function, Output, Program, Value
 from mtfc.compiler.ir.loops import carried, dim_of, pairs, region_of
 from mtfc.compiler.ir.ops import OPS, has_trait
-from mtfc.compiler.ir.pending_rule import (
+from mtfc.compiler.ir.rewrite import Substitution, names_of
+from mtfc.compiler.ir.sharding_rules import (
     OperandGroup,
+    is_cast_of_terms,
     is_split,
     leaves_sums,
+    operand_type,
+    operand_types,
     own_axes,
     passing_groups,
     pending_over,
+    result_types,
 )
-from mtfc.compiler.ir.rewrite import Substitution, names_of
-from mtfc.compiler.ir.sharding_rules import is_cast_of_terms, operand_type, operand_types, result_types
 from mtfc.compiler.ir.types import Dim, Mesh, TensorType
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.pass_base import Pass
