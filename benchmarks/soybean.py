@@ -19,8 +19,7 @@ import attrs
 from benchmarks.figures import Figure
 from benchmarks.tiling import data_parallel, example
 from mtfc.compiler.cost.hardware import Hardware
-from mtfc.compiler.cost.parameter_servers import IN
-from mtfc.compiler.cost.step_time import StepTime, step_time
+from mtfc.compiler.cost.step_time import IN, StepTime, step_time
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Forms, Layout, Mesh, Rules

@@ -10,8 +10,7 @@ import attrs
 
 from benchmarks.figures import Figure
 from mtfc.compiler.cost.hardware import Hardware
-from mtfc.compiler.cost.serial_time import seconds_of
-from mtfc.compiler.cost.step_time import step_time
+from mtfc.compiler.cost.step_time import seconds_of, step_time
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.ir.core import Function, Program

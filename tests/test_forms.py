@@ -12,7 +12,7 @@ import pytest
 
 from mtfc import ir
 from mtfc.backends.jax.backend import generate
-from mtfc.compiler.cost.effects.memory_profile import memory_moments
+from mtfc.compiler.cost.effects.memory import memory_moments
 from mtfc.compiler.cost.sizes import Numbers
 from mtfc.compiler.cost.step_time import step_time
 from mtfc.compiler.cost.volumes import layout_cost, total

@@ -23,8 +23,7 @@ from mtfc.compiler.ir.loops import carried, dim_of, has_condition, is_unbounded,
 from mtfc.compiler.ir.opdef import Shard
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.elementwise import numpy_dtype
-from mtfc.compiler.ir.pending_rule import holds_terms
-from mtfc.compiler.ir.sharding_rules import operand_types, type_with
+from mtfc.compiler.ir.sharding_rules import holds_terms, operand_types, type_with
 from mtfc.compiler.ir.types import Axes, Dim, Mesh, TensorType
 
 Array = Any

@@ -10,8 +10,7 @@ import attrs
 from mtfc.compiler.activity import doing
 from mtfc.compiler.cost.device_graph import MOST_PLACED, DeviceGraph, Machine
 from mtfc.compiler.cost.hardware import Hardware
-from mtfc.compiler.cost.parameter_servers import IN
-from mtfc.compiler.cost.step_time import step_time
+from mtfc.compiler.cost.step_time import IN, step_time
 from mtfc.compiler.cost.volumes import layout_cost
 from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.ir.core import Program

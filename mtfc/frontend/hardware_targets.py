@@ -60,7 +60,7 @@ def part_of(machine: Machine, part: str | None, target: str) -> Hardware:
 
 def _uniform(graph: DeviceGraph, part: str | None, target: str) -> Hardware:
     """Return a uniform part of a device graph, or all of it. Raises `CompileError` (E313, E340)."""
-    from mtfc.compiler.cost.tables.graph_routes import UniformParts
+    from mtfc.compiler.cost.tables.device_links import UniformParts
 
     parts, scope, name = UniformParts.of(graph), Scope(Diagnostics()), split_target(target)[0]
     found = parts.hardware(part)

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from textwrap import indent
 from typing import ClassVar
 
-from mtfc.backends.common.emitter import LOCALS, WIDTH, layout_text
-from mtfc.backends.common.forms import FORMS
+from mtfc.backends.common.emitter import FORMS, LOCALS, WIDTH, layout_text
 from mtfc.backends.common.module import (
     argument_tables,
     dict_text,

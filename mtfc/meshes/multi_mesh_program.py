@@ -7,7 +7,7 @@ from functools import cached_property, partial
 
 import attrs
 
-from mtfc.backends.common.forms import NAMES
+from mtfc.backends.common.emitter import NAMES
 from mtfc.backends.common.module import STACKED, stacked_inputs
 from mtfc.compiler.ir.core import Equation, Output, Program
 from mtfc.compiler.ir.types import Layout, Mesh, Rules, TensorType

@@ -11,10 +11,9 @@ from math import inf
 
 import attrs
 
-from mtfc.compiler.cost.event_simulator import makespan, simulate
+from mtfc.compiler.cost.event_simulator import Id, Task, TaskGraph, makespan, simulate
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.cost.step_time import Event, Lines, Seconds, StepTime, TimedStep, step_time
-from mtfc.compiler.cost.task_graph import Id, Task, TaskGraph
 from mtfc.compiler.cost.topology import Lane, lanes
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.types import Mesh

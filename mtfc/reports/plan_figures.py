@@ -11,9 +11,8 @@ import attrs
 
 from mtfc.compiler.cost.device_models import expected_memory
 from mtfc.compiler.cost.hardware import Hardware
-from mtfc.compiler.cost.serial_time import sent_on_lanes
 from mtfc.compiler.cost.sizes import whole
-from mtfc.compiler.cost.step_time import StepTime, step_time
+from mtfc.compiler.cost.step_time import StepTime, sent_on_lanes, step_time
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.core import Function, Program
 from mtfc.compiler.ir.printer import bytes_text

@@ -10,7 +10,7 @@ import pytest
 
 from mtfc.compiler.cost.device_graph import TYPICAL, DeviceGraph, DeviceKind, GraphKind, GraphLink
 from mtfc.compiler.cost.hardware import Device, Hardware, Link, Rate
-from mtfc.compiler.cost.tables.graph_routes import UniformParts, find_routes
+from mtfc.compiler.cost.tables.device_links import UniformParts, find_routes
 from mtfc.compiler.diagnostics import CompileError, Diagnostics
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.loading.target import file_of, machine_of, target_of

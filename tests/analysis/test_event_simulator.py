@@ -7,8 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from mtfc.compiler.cost.event_simulator import makespan, simulate
-from mtfc.compiler.cost.task_graph import Id, Slot, Task, TaskGraph
+from mtfc.compiler.cost.event_simulator import Id, Slot, Task, TaskGraph, makespan, simulate
 
 
 def test_a_chain_waits_for_its_transfer() -> None:

@@ -9,9 +9,8 @@ import sys
 import jax.numpy as jnp
 import pytest
 
-from mtfc.backends.calibrate.calibration import QUICK, with_jax, with_numpy
+from mtfc.backends.calibrate.calibration import QUICK, beyond, link_of, rising, with_jax, with_numpy
 from mtfc.backends.calibrate.kernels import COLLECTIVES, KERNELS, SHAPES
-from mtfc.backends.calibrate.rates import beyond, link_of, rising
 from mtfc.compiler.cost.hardware import Device, Hardware, Kind, Link, Rate
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.ops.collectives import SENDINGS

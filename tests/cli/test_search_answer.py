@@ -7,7 +7,7 @@ from time import process_time
 
 import pytest
 
-from mtfc.compiler.cost.serial_time import sent_on_lanes
+from mtfc.compiler.cost.step_time import sent_on_lanes
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.driver.loading.choice import Choice

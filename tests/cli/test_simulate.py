@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mtfc.compiler.cost.parameter_servers import IN, OUT
-from mtfc.compiler.cost.step_time import step_time
+from mtfc.compiler.cost.step_time import IN, OUT, step_time
 from mtfc.compiler.ir.types import Layout, Mesh, Rules
 from mtfc.compiler.passes.pipelines import lower
 from tests.cli.conftest import Mtfc

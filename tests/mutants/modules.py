@@ -9,7 +9,7 @@ from random import Random
 import attrs
 import numpy as np
 
-from mtfc.backends.common.forms import NAMES
+from mtfc.backends.common.emitter import NAMES
 from mtfc.backends.exact.check import ExactReference, call, called, compared, loaded
 from mtfc.backends.numpy import backend
 from mtfc.compiler.ir.core import Function, Program

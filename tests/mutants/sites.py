@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import attrs
 
-from mtfc.backends.common.forms import FORMS
+from mtfc.backends.common.emitter import FORMS
 from mtfc.backends.exact.residues import ExactArray
 from mtfc.backends.numpy import backend
 from mtfc.compiler.ir.core import Program

@@ -98,7 +98,7 @@ FAULTS = (
     ),
     StepFault(
         "average with the wrong sign",
-        f"{STEP}/parameter_averages.py",
+        f"{STEP}/update_equations.py",
         'builder("add", old, step',
         'builder("sub", old, step',
         AVERAGE,
@@ -276,21 +276,21 @@ FAULTS = (
     ),
     StepFault(
         "average starts one step late",
-        f"{STEP}/parameter_averages.py",
+        f"{STEP}/update_equations.py",
         "new = wide(builder, output.value)",
         "new = next(v for v in trained if v.name == output.updates)",
         AVERAGE,
     ),
     StepFault(
         "average without its correction",
-        f"{STEP}/parameter_averages.py",
+        f"{STEP}/update_equations.py",
         'builder("div", builder.constant(1.0, "f32"), steps)',
         'builder.constant(1 - share, "f32")',
         AVERAGE,
     ),
     StepFault(
         "average keeps the rest",
-        f"{STEP}/parameter_averages.py",
+        f"{STEP}/update_equations.py",
         'builder.constant(share, "f32")',
         'builder.constant(1 - share, "f32")',
         AVERAGE,

@@ -14,7 +14,7 @@ from mtfc.compiler.ir.core import Equation, Program, Value, walk
 from mtfc.compiler.ir.loops import dim_of, region_of
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.collectives import KIND_OF, axes_of, collective_of
-from mtfc.compiler.ir.pending_rule import OperandGroup, own_axes, passing_groups
+from mtfc.compiler.ir.sharding_rules import OperandGroup, own_axes, passing_groups
 from mtfc.compiler.ir.types import Mesh
 from mtfc.compiler.passes.cse import Cse
 from mtfc.compiler.passes.dce import Dce

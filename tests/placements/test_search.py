@@ -17,9 +17,8 @@ import numpy as np
 import pytest
 
 from mtfc.compiler.activity import progress_to
-from mtfc.compiler.cost.event_simulator import makespan, simulate
+from mtfc.compiler.cost.event_simulator import Task, TaskGraph, makespan, simulate
 from mtfc.compiler.cost.tables.device_links import device_links
-from mtfc.compiler.cost.task_graph import Task, TaskGraph
 from mtfc.compiler.search.found import NothingFits
 from mtfc.frontend.hardware_targets import find_hardware
 from mtfc.placements.mcmc import ChainSettings, SearchBudget

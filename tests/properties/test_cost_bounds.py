@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from mtfc.compiler.cost.effects.memory import memory_of
 from mtfc.compiler.cost.effects.roofline import computation_of
 from mtfc.compiler.cost.hardware import Hardware
-from mtfc.compiler.cost.serial_time import lanes_of, seconds_of
 from mtfc.compiler.cost.sizes import Numbers, whole
+from mtfc.compiler.cost.step_time import lanes_of, seconds_of
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.core import Function
 from mtfc.compiler.ir.loops import dim_of, region_of

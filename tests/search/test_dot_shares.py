@@ -7,11 +7,10 @@ from time import monotonic
 import attrs
 import pytest
 
-from mtfc.backends.calibrate.rates import dot_shares, narrow_sides, side_of
+from mtfc.backends.calibrate.calibration import dot_shares, narrow_sides, side_of
 from mtfc.compiler.cost.effects.roofline import dot_share
 from mtfc.compiler.cost.hardware import DotShares, Hardware, Rate
-from mtfc.compiler.cost.serial_time import seconds_of
-from mtfc.compiler.cost.step_time import step_time
+from mtfc.compiler.cost.step_time import seconds_of, step_time
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.types import Layout, Mesh, Rules

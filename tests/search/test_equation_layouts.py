@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from mtfc.backends.interpreter import interpret
 from mtfc.compiler.analysis.equation_names import layout_target_names
-from mtfc.compiler.cost.effects.roofline import work
-from mtfc.compiler.cost.equation_layouts import EquationTimes
+from mtfc.compiler.cost.effects.roofline import EquationTimes, work
 from mtfc.compiler.ir.core import Equation, Program
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.ir.verifier import verify

@@ -18,10 +18,10 @@ from mtfc.backends.interpreter import interpret
 from mtfc.backends.jax import runtime as jax_runtime
 from mtfc.compiler.activity import progress_to
 from mtfc.compiler.analysis.reshard_plans import plan
-from mtfc.compiler.cost.equation_layouts import least_dot_seconds
+from mtfc.compiler.cost.effects.roofline import least_dot_seconds
 from mtfc.compiler.cost.hardware import Device, Hardware, Link, Rate
-from mtfc.compiler.cost.serial_time import seconds_of
 from mtfc.compiler.cost.sizes import Numbers
+from mtfc.compiler.cost.step_time import seconds_of
 from mtfc.compiler.cost.tables.reshard_costs import Conversions
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.cost.volumes import charges, total

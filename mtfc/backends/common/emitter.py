@@ -25,21 +25,19 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import prod
 from textwrap import wrap
 
 import attrs
 
-from mtfc.backends.common.forms import FORMS
 from mtfc.backends.common.loop_codegen import IterationSlice, LoopCode
 from mtfc.compiler.ir.builder import Names
-from mtfc.compiler.ir.core import Equation, Function, Value, source_file
+from mtfc.compiler.ir.core import Equation, Function, Output, Value, source_file
 from mtfc.compiler.ir.loops import dim_of, has_condition, is_unbounded, pairs, region_of, unroll_of
 from mtfc.compiler.ir.opdef import Code, Text
 from mtfc.compiler.ir.ops import has_trait
-from mtfc.compiler.ir.pending_rule import holds_terms
-from mtfc.compiler.ir.sharding_rules import type_with
+from mtfc.compiler.ir.sharding_rules import holds_terms, type_with
 from mtfc.compiler.ir.types import Axes, Mesh, TensorType
 from mtfc.compiler.passes.autodiff.micro_batches import gathered_anew
 
@@ -405,3 +403,58 @@ def _fill(words: list[str], width: int) -> list[str]:
         else:
             lines.append(f"    {word}")
     return lines
+
+
+# The names, arguments and results of a program's functions in a module
+
+
+@attrs.frozen
+class Form:
+    """The form of a program's function in a generated module.
+
+    takes: role of arguments -> the dict that has them, in the order of the signature.
+    counts: True if the step's number comes last.
+    outputs: True if the function returns a dict of outputs.
+    gives: role of arguments -> the returned dict with their new values or gradients.
+    """
+
+    name: str
+    takes: Mapping[str, str]
+    counts: bool = False
+    outputs: bool = True
+    gives: Mapping[str, str] = attrs.field(factory=dict)
+
+    @property
+    def signature(self) -> str:
+        return ", ".join([*self.takes.values(), *(["step"] if self.counts else [])])
+
+    def groups(self, function: Function) -> dict[str, dict[str, Output]]:
+        """Return the outputs of a function by the dict that returns them, and by their keys there."""
+        roles = {argument.value.name: argument.role for argument in function.arguments}
+        found: dict[str, dict[str, Output]] = {"outputs": {}} if self.outputs else {}
+        found |= {group: {} for group in self.gives.values()}
+        for output in function.outputs:
+            group = self.gives[roles[output.updates]] if output.updates else "outputs"
+            found[group][output.updates or output.name] = output
+        return found
+
+
+_MODEL = {"parameter": "params", "input": "inputs"}
+_GRADIENTS = {"parameter": "gradients"}
+_TRAINED = {"parameter": "params", "state": "state"}
+_STEP = {**_TRAINED, "input": "inputs"}
+
+FORMS: Mapping[str, Form] = {
+    "forward": Form("forward", _MODEL),
+    "gradients": Form("gradients", _MODEL),
+    "step": Form("train_step", _STEP, counts=True, gives=_TRAINED),
+    "batch_gradients": Form("batch_gradients", _MODEL, counts=True, gives=_GRADIENTS),
+    "step_gradients": Form("step_gradients", _MODEL, counts=True, gives=_GRADIENTS),
+    "averaged": Form("averaged", _TRAINED, outputs=False, gives={"parameter": "params"}),
+    "segment": Form("segment", _STEP, counts=True, gives=_TRAINED),
+    "clip_gradients": Form("clip_gradients", _GRADIENTS, outputs=False, gives=_GRADIENTS),
+}
+"""Name of a function in the program -> its form."""
+
+NAMES = {function: form.name for function, form in FORMS.items()}
+"""Name of a function in the program -> its name in a module."""

@@ -8,8 +8,7 @@ from functools import lru_cache
 from types import CodeType, ModuleType
 from typing import Any
 
-from mtfc.backends.common.emitter import WIDTH
-from mtfc.backends.common.forms import FORMS, NAMES
+from mtfc.backends.common.emitter import FORMS, NAMES, WIDTH
 from mtfc.compiler.ir.core import Function, Parameter, Program, walk
 from mtfc.compiler.ir.initializers import DISTRIBUTIONS
 from mtfc.compiler.ir.ops.creation import literal
@@ -168,12 +167,17 @@ def layout_tables(program: Program, layout: Callable[[TensorType], str]) -> list
     return [head, *entries, outputs_table(outputs)]
 
 
+def _types_by_kind(program: Program) -> dict[str, dict[str, TensorType]]:
+    """Return the arguments of each kind with their types; `batches` if a step takes several micro-batches."""
+    batches = stacked_inputs(program)
+    kinds = {kind: arguments(program, role) for kind, role in KINDS.items()}
+    return {**kinds, **({"batches": batches} if batches else {})}
+
+
 def argument_tables(program: Program, entry: Callable[[str, str, TensorType], str]) -> Iterator[str]:
     """Yield the tables of arguments. `entry` gives the text of one entry from its table, its name and its type."""
-    kinds = {TABLES[kind]: arguments(program, role) for kind, role in KINDS.items()}
-    if batches := stacked_inputs(program):
-        kinds["BATCHES"] = batches
-    for table, types in kinds.items():
+    for kind, types in _types_by_kind(program).items():
+        table = TABLES[kind]
         rows = "".join(f'    "{name}": {entry(table, name, type)}\n' for name, type in types.items())
         yield f"{table} = {{\n{rows}}}\n" if rows else f"{table} = {{}}\n"
 
@@ -186,9 +190,7 @@ def outputs_table(functions: Iterable[tuple[str, Iterable[tuple[str, str]]]]) ->
 
 def type_tables(program: Program) -> str:
     """Return the tables that arguments are checked against."""
-    kinds = {kind: arguments(program, role) for kind, role in KINDS.items()}
-    if batches := stacked_inputs(program):
-        kinds["batches"] = batches
+    kinds = _types_by_kind(program)
     lines = ["# Dtype and sizes of whole arrays; every function checks its arguments.\n", "TYPES = {\n"]
     for kind, types in kinds.items():
         entries = ((name, _type_text(type)) for name, type in types.items())

@@ -21,7 +21,7 @@ import attrs
 import numpy as np
 
 from mtfc.backends.common import random_numbers
-from mtfc.backends.common.forms import FORMS, NAMES
+from mtfc.backends.common.emitter import FORMS, NAMES
 from mtfc.backends.exact import residues
 from mtfc.backends.exact.namespace import ExactNumpy
 from mtfc.backends.exact.prime_field import PRIMES, PrimeField
@@ -36,8 +36,8 @@ from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.elementwise import numpy_dtype
 from mtfc.compiler.ir.training_flag import bound
 from mtfc.compiler.ir.types import FLOATS
+from mtfc.compiler.passes.autodiff.backward import with_differentiable_loops
 from mtfc.compiler.passes.autodiff.differentiate import Differentiate
-from mtfc.compiler.passes.autodiff.loop_gradient import with_differentiable_loops
 from mtfc.compiler.passes.bind_training import BindTraining
 from mtfc.compiler.passes.fuse_attention import FuseAttention
 from mtfc.compiler.passes.mixed_precision import MixedPrecision

@@ -2,7 +2,7 @@
 """Functions for attention that are copied into generated JAX modules: see `backends/common/attention.py`.
 
 Kernels take the place of the plain functions where they can: on TPUs the splash attention kernels that ship with JAX, on GPUs
-those of cuDNN (`attention_cudnn.py`). `attention_kernels.py` says which kernel takes which attention. The splash kernels have
+those of cuDNN (`attention_cudnn.py`). `equation_texts.py` says which kernel takes which attention. The splash kernels have
 queries [batch, group, row, depth], keys and values [batch, memory, depth]: `group` is the queries that share keys. Kernels do not
 say along which mesh axes their results vary, so they run in a `shard_map` without axes that does not ask, and the results are
 marked.

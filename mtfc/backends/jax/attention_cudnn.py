@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-untyped-calls
-"""Functions for attention by cuDNN that are copied into generated JAX modules: see `attention_kernels.py`.
+"""Functions for attention by cuDNN that are copied into generated JAX modules: see `equation_texts.py`.
 
 `jax.nn.dot_product_attention` has queries [batch, row, queries, depth], keys and values [batch, memory, heads, depth], a bias
 [1, queries or 1, row, memory], and returns neither the logarithm of the sum of the exponentials in 32 bits nor its gradient from

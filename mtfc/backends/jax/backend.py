@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from mtfc.backends.common.emitter import WIDTH, Dialect, Emitter
-from mtfc.backends.common.forms import FORMS, NAMES
+from mtfc.backends.common.emitter import FORMS, NAMES, WIDTH, Dialect, Emitter
 from mtfc.backends.common.loop_codegen import jax_loop
 from mtfc.backends.common.module import (
     TABLES,
@@ -26,10 +25,8 @@ from mtfc.backends.common.module import (
     value_and_grad,
 )
 from mtfc.backends.common.prelude import definitions, prelude
-from mtfc.backends.jax.attention_kernels import with_kernels
-from mtfc.backends.jax.constant_chains import guarded
 from mtfc.backends.jax.convolution_fusion import fused
-from mtfc.backends.jax.gradients import differentiable, differentiated
+from mtfc.backends.jax.equation_texts import differentiable, differentiated, guarded, with_kernels
 from mtfc.compiler.analysis.dot_operand_layout import kept_order, swaps_operands
 from mtfc.compiler.ir.core import Equation, Function, Program, Value, walk
 from mtfc.compiler.ir.opdef import Code, Text, in_jax

@@ -8,7 +8,7 @@ pytree, and batches are placed here. The module imports JAX at the top, so it is
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import attrs
@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mtfc.backends.common.shares import Share
-from mtfc.backends.jax.runtime import load
+from mtfc.backends.jax.runtime import load, structs
 
 Arrays = Mapping[str, Any]
 """Arrays by name: of NumPy or of JAX."""
@@ -243,16 +243,8 @@ class JaxProgram:
     @cached_property
     def _structs(self) -> dict[str, dict[str, jax.ShapeDtypeStruct]]:
         """The arrays of each kind by name, without data."""
-        kinds = self.module.TYPES.items()
-        return {kind: {name: self._struct(kind, name) for name in types} for kind, types in kinds}
-
-    def _struct(self, kind: str, name: str) -> jax.ShapeDtypeStruct:
-        dtype, sizes = self.module.TYPES[kind][name]
-        sharding = self._sharding(kind, name)
-        return jax.ShapeDtypeStruct(tuple(sizes.values()), jax.numpy.dtype(dtype), sharding=sharding)
-
-    def _sharding(self, kind: str, name: str) -> Any:
-        return NamedSharding(self.mesh, self.module.LAYOUTS[kind][name])
+        placed = partial(NamedSharding, self.mesh)
+        return {kind: structs(self.module, kind, placed) for kind in self.module.TYPES}
 
 
 def _indices(struct: Any) -> Any:

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from mtfc.backends.common.devices import devices, import_jax
-from mtfc.backends.common.forms import FORMS, NAMES
+from mtfc.backends.common.emitter import FORMS, NAMES
 from mtfc.backends.common.module import executed, kinds_of
 from mtfc.backends.jax.backend import generate
 from mtfc.compiler.ir.core import Program
@@ -52,10 +52,10 @@ def lowered(program: Program, function: str | None = None, on: Sequence[Any] | N
     form, kinds = FORMS[name], kinds_of(program, program.function(name))
     jax = import_jax()
     with jax.set_mesh(mesh):
-        structs = [_structs(module, kind) for kind in kinds]
+        given = [structs(module, kind) for kind in kinds]
         if form.counts:
-            structs.append(jax.ShapeDtypeStruct((), jax.numpy.int32, sharding=jax.sharding.PartitionSpec()))
-        return getattr(module, NAMES[name]).lower(*structs)
+            given.append(jax.ShapeDtypeStruct((), jax.numpy.int32, sharding=jax.sharding.PartitionSpec()))
+        return getattr(module, NAMES[name]).lower(*given)
 
 
 def _execute(source: str, on: Sequence[Any] | None = None) -> tuple[ModuleType, Any]:
@@ -193,10 +193,14 @@ def _set(mesh: Any) -> Any:
         return jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
 
 
-def _structs(module: ModuleType, kind: str) -> dict[str, Any]:
-    """Return the arrays of a kind without data: global shapes, dtypes and placements on the mesh that is set."""
+def structs(
+    module: ModuleType, kind: str, placed: Callable[[Any], Any] = lambda layout: layout
+) -> dict[str, Any]:
+    """Return the arrays of a kind without data: global shapes, dtypes and placements, by default on the mesh that is set."""
     jax, layouts = import_jax(), module.LAYOUTS[kind]
     return {
-        name: jax.ShapeDtypeStruct(tuple(sizes.values()), jax.numpy.dtype(dtype), sharding=layouts[name])
+        name: jax.ShapeDtypeStruct(
+            tuple(sizes.values()), jax.numpy.dtype(dtype), sharding=placed(layouts[name])
+        )
         for name, (dtype, sizes) in module.TYPES[kind].items()
     }

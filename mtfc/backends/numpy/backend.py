@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from mtfc.backends.common.emitter import Dialect, Emitter, layout_text
-from mtfc.backends.common.forms import FORMS, NAMES
+from mtfc.backends.common.emitter import FORMS, NAMES, Dialect, Emitter, layout_text
 from mtfc.backends.common.loop_codegen import numpy_loop
 from mtfc.backends.common.module import (
     dict_text,

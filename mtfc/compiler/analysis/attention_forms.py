@@ -1,4 +1,4 @@
-"""Attention that a kernel computes: the splash attention of JAX on TPUs, and cuDNN on GPUs (`backends/jax/attention_kernels.py`).
+"""Attention that a kernel computes: the splash attention of JAX on TPUs, and cuDNN on GPUs (`backends/jax/equation_texts.py`).
 
 Both compute attention with one dimension of rows, one of keys, and one each of depth and values. A row must see a key, because
 the kernels differ from the op there, and the number of a mask must leave nothing to what it hides.

@@ -1,4 +1,4 @@
-"""Pending values: the values of a function in which a sum may be pending, by the rule in `ir/pending_rule.py`.
+"""Pending values: the values of a function in which a sum may be pending, by the rule in `ir/sharding_rules.py`.
 
 A loop carries a sum in all iterations if the value that updates the carry may be pending too. Slices in which a sum is pending
 make a stack in which the sum is pending. Passes and searches ask this module about functions, and the rule about one equation.
@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value
 from mtfc.compiler.ir.loops import carried, region_of
 from mtfc.compiler.ir.ops import OPS
-from mtfc.compiler.ir.pending_rule import (
+from mtfc.compiler.ir.sharding_rules import (
     is_split,
     leaves_sums,
     may_hold,

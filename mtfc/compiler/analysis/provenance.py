@@ -14,7 +14,7 @@ import attrs
 from mtfc.compiler.analysis.equation_names import YIELDED, Place, numbered
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Argument, Equation, Function, Stage, Value
-from mtfc.compiler.ir.loops import ROLES, dim_of, operand_owner, pairs, region_of
+from mtfc.compiler.ir.loops import ROLES, executed, operand_owner, pairs, region_of
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.collectives import axes_of, collective_of, kind_of, operand_dims
 from mtfc.compiler.ir.types import EVERY, Axes, Dim, Layout, Mesh, Rules
@@ -83,26 +83,23 @@ def sent_arrays(
     """
     tracer = _Tracer(mesh, layout, names)
     tracer.enter(function, ())
-    return list(_sent(function, mesh, tracer, 1))
+    sending = ((eqn, times) for eqn, times in executed(function.body) if has_trait(eqn, "sends"))
+    return [each for eqn, times in sending for each in _sent(eqn, tracer, times)]
 
 
-def _sent(function: Function, mesh: Mesh, tracer: _Tracer, times: int) -> Iterator[SentArray]:
-    for eqn in function.body:
-        if eqn.regions:
-            yield from _sent(region_of(eqn), mesh, tracer, times * dim_of(eqn).size)
-        elif has_trait(eqn, "sends"):
-            for value, result in zip(eqn.operands, eqn.results, strict=True):
-                owner = operand_owner(eqn, value, tracer.makers)
-                yield SentArray(
-                    kind_of(eqn),
-                    axes_of(eqn),
-                    value.type.local_bytes(mesh) * times,
-                    times,
-                    owner.span,
-                    owner.stage,
-                    tuple(dict.fromkeys(tracer.causes(eqn, value, result))),
-                    tracer.used(result),
-                )
+def _sent(eqn: Equation, tracer: _Tracer, times: int) -> Iterator[SentArray]:
+    for value, result in zip(eqn.operands, eqn.results, strict=True):
+        owner = operand_owner(eqn, value, tracer.makers)
+        yield SentArray(
+            kind_of(eqn),
+            axes_of(eqn),
+            value.type.local_bytes(tracer.mesh) * times,
+            times,
+            owner.span,
+            owner.stage,
+            tuple(dict.fromkeys(tracer.causes(eqn, value, result))),
+            tracer.used(result),
+        )
 
 
 @attrs.frozen

@@ -101,7 +101,7 @@ def small_sizes(
     split = _split(program, mesh.sizes, layout, handed)
     small = _split(program, axes, attrs.evolve(layout, pipelines=tuple(pipelines.values())), handed)
     shards = {
-        name: _Shards(each * gcd(how.factor, program.dims[name].size // split[name]), split[name])
+        name: (each * gcd(how.factor, program.dims[name].size // split[name]), split[name])
         for name, each in small.items()
         if split[name] > 1
     }
@@ -160,12 +160,8 @@ def _split(
     return found
 
 
-@attrs.frozen
-class _Shards:
-    """The number of parts of a dimension in the small program, and in the program."""
-
-    small: int
-    full: int
+Shards = tuple[int, int]
+"""The number of parts of a dimension in the small program, and in the program."""
 
 
 @attrs.frozen
@@ -183,7 +179,7 @@ class _Classes:
     """Dimensions that are equal by renames share segments. `sizes` has the small lengths of these."""
 
     def __init__(
-        self, dims: Mapping[str, Dim], equations: Sequence[Equation], base: int, shards: Mapping[str, _Shards]
+        self, dims: Mapping[str, Dim], equations: Sequence[Equation], base: int, shards: Mapping[str, Shards]
     ) -> None:
         self.dims, self.equal = dims, DisjointSets[str]()
         for eqn in equations:
@@ -196,10 +192,10 @@ class _Classes:
             self.cuts[self.of(source)].update(places)
         self.marks = {name: sorted(cuts) for name, cuts in self.cuts.items()}
         self.multiple, parts = dict.fromkeys(self.marks, 1), dict.fromkeys(self.marks, 1)
-        for name, each in shards.items():
+        for name, (small, full) in shards.items():
             first = self.of(name)
-            self.multiple[first] = lcm(self.multiple[first], each.small)
-            parts[first] = lcm(parts[first], each.full)
+            self.multiple[first] = lcm(self.multiple[first], small)
+            parts[first] = lcm(parts[first], full)
         least = _least(equations, self.of)
         self.lengths = {
             name: [

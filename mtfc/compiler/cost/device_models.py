@@ -1,9 +1,27 @@
 """The model of kernels for each kind of device: the one place that tells TPUs from other devices.
 
 A device is a TPU if its declaration has the size of a matrix unit (`Device.mxu_size`).
+
+The cost of a placed function is exact: the kernels of `effects/roofline.py`, the collectives of `topology.py`, and the bytes of
+`effects/memory.py`. Each effect also has a lower bound for all layouts: facts about the undistributed program, as terms and
+arrays of named dimensions (`lower_bounds.py`). Searches evaluate the facts under many layouts at once, and never ask what kind of
+device they search for. No bound may exceed the exact cost of a layout: `tests/properties/test_cost_bounds.py`.
+
+| effect | unit | file |
+| --- | --- | --- |
+| kernels | seconds of computing | `roofline.py`, with `fusion.py` and `tpu/` |
+| pending sums | seconds of communication | `pending_sums.py` |
+| data movement | seconds of communication | `moved_data.py` |
+| stored parameters | seconds of communication | `stored_parameters.py` |
+| halos | seconds of communication, and of computing | `halo_exchange.py` |
+| memory | bytes | `memory.py` |
+
+Collectives are timed by `topology.py`, both exactly and at their best rates.
 """
 
 from __future__ import annotations
+
+from math import inf
 
 from mtfc.compiler.analysis.liveness import Inside, nothing_inside
 from mtfc.compiler.cost.effects.memory import MemoryUse, memory_on
@@ -15,6 +33,7 @@ from mtfc.compiler.cost.tpu.tpu_fusion import TpuFusion
 from mtfc.compiler.ir.core import Function, Value
 from mtfc.compiler.ir.loops import is_loop_body
 from mtfc.compiler.ir.types import Mesh
+from mtfc.compiler.records import frozen
 
 
 def fusion_of(function: Function, mesh: Mesh, device: Device, whole: Function | None = None) -> FusionModel:
@@ -46,3 +65,24 @@ def inside_kernels(mesh: Mesh, device: Device) -> Inside:
         return {*single} - fusion.stored - fusion.near
 
     return nothing_inside if device.mxu_size is None else inside
+
+
+@frozen
+class Regime:
+    """Programs of at most `bytes` of memory cost no less than on `device`."""
+
+    bytes: float
+    device: Device
+
+
+def regimes(function: Function, device: Device) -> tuple[Regime, ...]:
+    """Return the regimes of a function on a device, in ascending order of memory; the last one has no limit."""
+    every = Regime(inf, device)
+    if device.vmem is None or any(eqn.regions for eqn in function.body):
+        return (every,)
+    return Regime(device.vmem.bytes, device.weightless), every
+
+
+def cheapest(device: Device) -> Device:
+    """Return a device on which no kernel costs more than in any regime of the given device."""
+    return device.weightless if device.vmem else device

@@ -15,6 +15,15 @@ collective is tasks on the lanes that the collective uses (`topology.py`). So th
 So `processor 0` pauses only for communication, and step = computation + exposed communication holds exactly. Exposed time is
 charged to
 the collectives that caused it: from the end of each pause back along the tasks that made it late.
+
+Searches compare seconds without overlap (`seconds_of`): the sum of the kernels by their rooflines and of the collectives by their
+links.
+
+As a baseline, parameter servers can take the place of the all-reduces of gradients (SoyBean, section 2.2). Each device pushes its
+gradient to a server, which adds up all of them and updates the parameter, and then pulls the parameter. The servers share each
+parameter equally. A server is one more device on the link over which gradients are summed. All devices push at once, so the port
+of the server is what limits them; it receives and sends at the same time. The update on the server takes as long as the update of
+the devices, which stays in the step. All devices wait for all parameters before the next step (bulk synchronous).
 """
 
 from __future__ import annotations
@@ -25,20 +34,17 @@ from typing import Generic, TypeVar
 
 import attrs
 
-from mtfc.compiler.cost.effects.roofline import KernelWork, work
-from mtfc.compiler.cost.event_simulator import makespan, simulate
+from mtfc.compiler.cost.effects.roofline import KernelWork, computation_of, work
+from mtfc.compiler.cost.event_simulator import Id, Task, TaskGraph, Timeline, makespan, simulate
 from mtfc.compiler.cost.hardware import Device, Hardware
-from mtfc.compiler.cost.parameter_servers import ParameterServers
-from mtfc.compiler.cost.serial_time import lanes_of
-from mtfc.compiler.cost.task_graph import Id, Task, TaskGraph, Timeline
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Equation, Function, Value
-from mtfc.compiler.ir.loops import dim_of, joined_iterations, operand_owner, unroll_of
+from mtfc.compiler.ir.loops import dim_of, executed, joined_iterations, operand_owner, region_of, unroll_of
 from mtfc.compiler.ir.ops import has_trait
-from mtfc.compiler.ir.ops.collectives import axes_of
-from mtfc.compiler.ir.types import Mesh
-from mtfc.compiler.records import Summed, frozen
+from mtfc.compiler.ir.ops.collectives import axes_of, collective_of, kind_of
+from mtfc.compiler.ir.types import Axes, Mesh
+from mtfc.compiler.records import Summed, frozen, sums
 
 COMPUTE = "processor 0"
 """The device that computes. No link has this name."""
@@ -176,8 +182,8 @@ class _Simulator:
         seconds = {device: each * trips for device, each in seconds.items()}
         lines = {span: each.times(trips) for span, each in inside.lines.items()}
         if work.seconds:
-            seconds[COMPUTE] = seconds.get(COMPUTE, 0.0) + work.seconds
-            _add(lines, {eqn.span: Seconds(compute=work.seconds)})
+            seconds = sums((*seconds.items(), (COMPUTE, work.seconds)))
+            lines = sums((*lines.items(), (eqn.span, Seconds(compute=work.seconds))))
         return _Item(eqn, seconds, lines, inside.ideal * trips, inside)
 
     def _collective(self, eqn: Equation, makers: Mapping[Value, Equation]) -> _Item:
@@ -187,11 +193,11 @@ class _Simulator:
         seconds = self.servers.seconds(eqn) if self.servers and in_turn else lanes_of(eqn, self.topology)
         whole = sum(seconds.values()) if in_turn else max(seconds.values(), default=0.0)
         occupies = any(crossing.is_memory for crossing in self.topology.crossings(axes_of(eqn)))
-        lines: dict[Span | None, Seconds] = {}
-        for value, size in zip(eqn.operands, sizes, strict=True):
-            owner = operand_owner(eqn, value, makers)
-            share = size / sum(sizes) if sum(sizes) else 0.0
-            lines[owner.span] = lines.get(owner.span, Seconds()) + Seconds(communication=whole * share)
+        shares = [size / sum(sizes) if sum(sizes) else 0.0 for size in sizes]
+        lines = sums(
+            (operand_owner(eqn, value, makers).span, Seconds(communication=whole * share))
+            for value, share in zip(eqn.operands, shares, strict=True)
+        )
         return _Item(eqn, seconds, lines if whole else {}, occupies=occupies, in_turn=in_turn)
 
 
@@ -223,26 +229,14 @@ def _tasks(items: Sequence[_Item]) -> Iterator[Task]:
 
 def _summary(items: Sequence[_Item], graph: TaskGraph, timeline: Timeline) -> StepTime:
     end = makespan(timeline)
-    lines: dict[Span | None, Seconds] = {}
-    for item in items:
-        _add(lines, item.lines)
-    for number, seconds in _pauses(graph, timeline, end):
-        _add(lines, _exposed(items[number], seconds))
-    busy: dict[str, float] = {}
-    for item in items:
-        for device, seconds in item.seconds.items():
-            busy[device] = busy.get(device, 0.0) + seconds
-    busy.pop(COMPUTE, None)
+    exposed = (_exposed(items[number], seconds) for number, seconds in _pauses(graph, timeline, end))
+    lines = sums(pair for each in (*(item.lines for item in items), *exposed) for pair in each.items())
+    busy = sums(pair for item in items for pair in item.seconds.items() if pair[0] != COMPUTE)
     events = [
         event for id, slot in timeline.items() for event in _events(items[id[0]], graph.tasks[id], slot.start)
     ]
     dtypes = frozenset[str]().union(*(item.dtypes for item in items))
     return StepTime(end, lines, sum(item.ideal for item in items), busy, dtypes, tuple(events))
-
-
-def _add(lines: dict[Span | None, Seconds], more: Lines) -> None:
-    for span, seconds in more.items():
-        lines[span] = lines.get(span, Seconds()) + seconds
 
 
 def _exposed(item: _Item, seconds: float) -> Lines:
@@ -303,3 +297,81 @@ def _events(item: _Item, task: Task, start: float) -> Iterator[Event]:
     for event in item.inside.events if task.device == COMPUTE else ():
         device = event.device if event.device == COMPUTE else f"{event.device}{IN_LOOPS}"
         yield attrs.evolve(event, device=device, start=event.start + start, end=event.end + start)
+
+
+# Without overlap
+
+
+def seconds_of(function: Function, topology: Topology, device: Device) -> tuple[float, float]:
+    """Return the seconds that one processor computes and communicates in one execution of a placed function."""
+    computing = computation_of(function, topology.mesh, device)
+    return computing, communication_of(function, topology)
+
+
+def communication_of(function: Function, topology: Topology) -> float:
+    """Return the seconds of the collectives in one execution of a placed function."""
+    total = 0.0
+    for eqn in function.body:
+        if eqn.regions:
+            total += dim_of(eqn).size * communication_of(region_of(eqn), topology)
+        elif has_trait(eqn, "sends"):
+            total += max(lanes_of(eqn, topology).values(), default=0.0)
+    return total
+
+
+def lanes_of(eqn: Equation, topology: Topology) -> Mapping[str, float]:
+    """Return the seconds of a collective on each lane that it uses."""
+    (number, parts), (kind, axes, size, hops) = collective_of(eqn).messages(eqn), _sending(eqn, topology)
+    found = topology.seconds(kind, axes, size / parts, hops)
+    return {lane: number * seconds for lane, seconds in found.items()}
+
+
+def sent_on_lanes(function: Function, topology: Topology) -> dict[str, float]:
+    """Return the bytes that one device sends on each lane in one execution of a placed function."""
+    sending = ((eqn, times) for eqn, times in executed(function.body) if has_trait(eqn, "sends"))
+    sent = ((topology.sent(*_sending(eqn, topology)), times) for eqn, times in sending)
+    return sums((lane, times * bytes) for each, times in sent for lane, bytes in each.items())
+
+
+def _sending(eqn: Equation, topology: Topology) -> tuple[str, Axes, int, int | None]:
+    """Return the kind and the axes of a collective, the bytes of the operands, and the distance of a shift."""
+    size = sum(value.type.local_bytes(topology.mesh) for value in eqn.operands)
+    by = eqn.attrs.get("by")
+    return kind_of(eqn), axes_of(eqn), size, abs(by) if isinstance(by, int) else None
+
+
+# Parameter servers
+
+
+IN, OUT = "server receives", "server sends"
+"""The lanes of the servers' ports."""
+
+
+@frozen
+class ParameterServers:
+    """Some servers beside the devices of a mesh, and the all-reduces of gradients that they replace."""
+
+    number: int
+    topology: Topology
+    sums: frozenset[Equation]
+
+    @classmethod
+    def of(cls, function: Function, topology: Topology, number: int) -> ParameterServers:
+        """Return the servers of a step. They replace the all-reduces whose results the update reads."""
+        read = {value for eqn in function.body if eqn.stage == "update" for value in eqn.operands}
+        sums = (
+            eqn for eqn in function.body if has_trait(eqn, "all_reduce") and not read.isdisjoint(eqn.results)
+        )
+        return cls(number, topology, frozenset(sums))
+
+    def seconds(self, eqn: Equation) -> Mapping[str, float]:
+        """Return the seconds in which all devices push a gradient, and then pull the parameter."""
+        mesh = self.topology.mesh
+        size = sum(value.type.local_bytes(mesh) for value in eqn.operands)
+        outermost = max(self.topology.crossings(axes_of(eqn)), key=lambda crossing: crossing.stride)
+        link = outermost.lane.link
+        pushed = mesh.size(axes_of(eqn)) * size / self.number
+        each = link.latency + max(
+            pushed / link.bandwidth.at(size), size / self.topology.bandwidth(outermost, "permute", size)
+        )
+        return {IN: each, OUT: each}

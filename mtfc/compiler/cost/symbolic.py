@@ -12,7 +12,7 @@ from fractions import Fraction
 
 import attrs
 
-from mtfc.compiler.records import frozen
+from mtfc.compiler.records import frozen, sums
 
 
 @frozen(order=True)
@@ -111,17 +111,11 @@ def ratio(numerator: Formula, denominator: Formula) -> str:
 
 
 def _collected(terms: Iterable[tuple[Monomial, Fraction]]) -> Formula:
-    total: dict[Monomial, Fraction] = {}
-    for monomial, coefficient in terms:
-        total[monomial] = total.get(monomial, Fraction(0)) + coefficient
-    return Formula({monomial: coefficient for monomial, coefficient in total.items() if coefficient})
+    return Formula({monomial: number for monomial, number in sums(terms).items() if number})
 
 
 def _product(a: Monomial, b: Monomial) -> Monomial:
-    powers = dict(a)
-    for symbol, power in b:
-        powers[symbol] = powers.get(symbol, 0) + power
-    return tuple(sorted((symbol, power) for symbol, power in powers.items() if power))
+    return tuple(sorted((symbol, power) for symbol, power in sums((*a, *b)).items() if power))
 
 
 def _dims(monomial: Monomial) -> dict[Symbol, int]:

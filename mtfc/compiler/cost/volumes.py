@@ -24,7 +24,7 @@ from mtfc.compiler.ir.loops import dim_of, is_unbounded, operand_owner, region_o
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.collectives import SENDINGS, axes_of, collective_of, kind_of
 from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, Pipeline
-from mtfc.compiler.records import Summed
+from mtfc.compiler.records import Summed, sums
 
 Key = TypeVar("Key")
 
@@ -200,13 +200,9 @@ def _transfers(eqn: Equation, producers: Mapping[Value, Equation], scale: Scale)
 
 
 def total(charges: Iterable[Charge]) -> CostTotals:
-    flops: Amount = 0
-    collectives: dict[str, SentVolume] = {}
-    for charge in charges:
-        flops = flops + charge.flops
-        if charge.kind is not None:
-            collectives[charge.kind] = collectives.get(charge.kind, SentVolume()) + charge.sent
-    return CostTotals(flops, collectives)
+    found = list(charges)
+    collectives = sums((charge.kind, charge.sent) for charge in found if charge.kind is not None)
+    return CostTotals(sum((charge.flops for charge in found), start=0), collectives)
 
 
 def grouped(charges: Iterable[Charge], key: Callable[[Charge], Key]) -> dict[Key, list[Charge]]:

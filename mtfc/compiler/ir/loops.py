@@ -21,7 +21,7 @@ stacked along `dim` as a new first dimension.
 
 With `while=true` the loop may end before the last index. The first carry is then a truth value, the same on all processors, and
 an iteration runs if it is true. In the stacks, iterations that do not run have zeros. A
-gradient through the loop makes it run all iterations: see `autodiff/loop_gradient.py`.
+gradient through the loop makes it run all iterations: see `autodiff/backward.py`.
 
 With `unbounded=true`, too, only the condition ends the loop, and nothing is sliced or stacked. The size of the dimension is then
 the number of iterations that costs count.
@@ -95,6 +95,14 @@ def unroll_of(eqn: Equation) -> int:
 def looped_dims(function: Function) -> frozenset[Dim]:
     """Return the dimensions that loops run along, at any depth."""
     return frozenset(dim_of(eqn) for eqn in walk(function.body) if eqn.regions)
+
+
+def executed(body: Iterable[Equation], times: int = 1) -> Iterator[tuple[Equation, int]]:
+    """Yield every equation, also those in loops, with the number of iterations of all loops around it."""
+    for eqn in body:
+        yield eqn, times
+        for region in eqn.regions:
+            yield from executed(region.body, times * dim_of(eqn).size)
 
 
 def region_of(eqn: Equation) -> Function:

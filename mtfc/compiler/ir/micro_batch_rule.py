@@ -17,7 +17,7 @@ from mtfc.compiler.ir.core import Attr, Equation, Function, Value
 from mtfc.compiler.ir.loops import dim_of, pairs, region_of, results_of, with_carries
 from mtfc.compiler.ir.opdef import LayoutRule, OpDef
 from mtfc.compiler.ir.ops import OPS, has_trait
-from mtfc.compiler.ir.pending_rule import OperandGroup, linear_groups
+from mtfc.compiler.ir.sharding_rules import OperandGroup, linear_groups
 from mtfc.compiler.ir.types import Dim
 
 LISTS_OF_DIMS = ("dims", "mapped")

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from math import prod
+from typing import Any
 
 import attrs
 
@@ -179,17 +180,11 @@ class Forms:
     @property
     def entries(self) -> dict[str, str | int]:
         """The entries that differ from their defaults, as they are written."""
-        balance = self.flops_per_byte
-        dots: dict[str, str | int] = {"dots": "joined", "flops_per_byte": balance} if balance else {}
-        found = {
-            "regions": self.regions,
-            **dots,
-            "groups": self.groups,
-            "unroll": self.unroll,
-            "sums": self.sums,
-            "recompute": self.recompute,
-        }
-        return {key: value for key, value in found.items() if value != DEFAULTS[key]}
+        joins = (
+            {"dots": "joined"} if self.flops_per_byte else {"dots": "apart", "flops_per_byte": FLOPS_PER_BYTE}
+        )
+        found = {**attrs.asdict(self), **joins}
+        return {key: found[key] for key in FORMS if found[key] != DEFAULTS[key]}
 
     @classmethod
     def of(cls, entries: Mapping[str, str | float]) -> Forms:
@@ -197,11 +192,10 @@ class Forms:
         for key, value in entries.items():
             if not is_form(key, value) or (key == "flops_per_byte" and entries.get("dots") != "joined"):
                 raise ValueError(key)
-        known = {**DEFAULTS, **entries}
-        regions, groups, sums = (str(known[key]) for key in ("regions", "groups", "sums"))
-        balance = int(known["flops_per_byte"]) if known["dots"] == "joined" else 0
-        recompute = known["recompute"] if isinstance(known["recompute"], str) else int(known["recompute"])
-        return cls(regions, balance, groups, int(known["unroll"]), sums, recompute)
+        known: dict[str, Any] = {**DEFAULTS, **entries}
+        if known.pop("dots") == "apart":
+            known["flops_per_byte"] = 0
+        return cls(**known)
 
 
 FORMS: Mapping[str, tuple[str, ...]] = {

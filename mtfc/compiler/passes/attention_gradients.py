@@ -12,12 +12,13 @@ gradient of the op if it sums the product of an operand of the attention and the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import reduce
 from math import isclose, prod
 
 import attrs
 
+from mtfc.compiler.analysis.body_scope import BodyScope
 from mtfc.compiler.ir.builder import Builder
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.opdef import Trait
@@ -178,15 +179,11 @@ class GradientMatch:
     """The search for the gradients of one attention.
 
     candidates: the dots and sums of what is computed element by element from the exponentials.
-    definition: value -> the equation of the function that defines it.
-    source: value -> the value that it repeats. number: value -> the number that all its elements are.
     """
 
     forward: AttentionParts
     candidates: Sequence[Equation]
-    definition: Callable[[Value], Equation | None]
-    source: Callable[[Value], Value]
-    number: Callable[[Value], float | bool | None]
+    scope: BodyScope
     v: Value | None = None
     cotangent: Value | None = None
     _known: dict[Value, Polynomial] = attrs.field(factory=dict)
@@ -221,7 +218,7 @@ class GradientMatch:
             self.v,
         ]
         values = [*given, *self.forward.operands.values()]
-        return {x: symbol(x) for x in map(self.source, filter(None, values))}
+        return {x: symbol(x) for x in map(self.scope.source, filter(None, values))}
 
     # The equations that may belong to a gradient
 
@@ -230,8 +227,8 @@ class GradientMatch:
         work = [x for eqn in self.candidates for x in eqn.operands]
         seen = {self.forward.exponential.result}
         while work:
-            value = self.source(work.pop())
-            eqn = None if value in seen else self.definition(value)
+            value = self.scope.source(work.pop())
+            eqn = None if value in seen else self.scope.makers.get(value)
             seen.add(value)
             if eqn is None or not {*self.forward.memory} <= {*value.type.dims}:
                 continue
@@ -246,7 +243,7 @@ class GradientMatch:
         known = self.forward.operands.get(2)
         gone, memory = {*reduced_dims(dot)}, {*self.forward.memory}
         for i, v in enumerate(dot.operands):
-            if known is not None and self.source(v) != self.source(known):
+            if known is not None and self.scope.source(v) != self.scope.source(known):
                 continue
             own = {*v.type.dims} - self.logits
             if not memory <= {*v.type.dims} or not own or own != gone or len(dot.operands) > 2:
@@ -258,8 +255,8 @@ class GradientMatch:
 
     def _without_total(self, value: Value, own: set[Dim]) -> Value:
         """Return a value without factors that the sum of the exponentials is part of."""
-        value = self.source(value)
-        eqn = self.definition(value)
+        value = self.scope.source(value)
+        eqn = self.scope.makers.get(value)
         if eqn is None or not has_trait(eqn, "multiply", "divide"):
             return value
         for i in (0,) if has_trait(eqn, "divide") else (0, 1):
@@ -273,7 +270,7 @@ class GradientMatch:
 
     def polynomial(self, value: Value) -> Polynomial:
         """Return a value as a polynomial."""
-        value = self.source(value)
+        value = self.scope.source(value)
         if value not in self._known:
             self._depth += 1
             found = self._computed(value) if self._depth < DEEPEST else None
@@ -283,10 +280,10 @@ class GradientMatch:
 
     def _computed(self, value: Value) -> Polynomial | None:
         """Return the polynomial of what computes a value, or None."""
-        number = self.number(value)
+        number = self.scope.number(value)
         if number is not None:
             return {frozenset(): float(number)} if number else {}
-        eqn = self.definition(value)
+        eqn = self.scope.makers.get(value)
         if eqn is None or value.type.dtype not in FLOATS:
             return None
         if has_trait(eqn, "sum"):
@@ -302,10 +299,10 @@ class GradientMatch:
     def _choice(self, eqn: Equation) -> Polynomial | None:
         """Return the polynomial of a choice between a value and 0."""
         condition, *others = eqn.operands
-        zeros = [self.number(x) == 0 for x in others] if len(others) == 2 else [False, True]
+        zeros = [self.scope.number(x) == 0 for x in others] if len(others) == 2 else [False, True]
         if zeros.count(True) != 1:
             return {} if all(zeros) else None
-        factor = Condition(self.source(condition), zeros[1])
+        factor = Condition(self.scope.source(condition), zeros[1])
         return times(symbol(factor), self.polynomial(others[int(zeros[0])]))
 
     def _sum(self, terms: Polynomial, dims: Sequence[Dim]) -> Polynomial | None:
@@ -366,13 +363,13 @@ class GradientMatch:
 
     @property
     def _given(self) -> Monomial:
-        return frozenset() if self.cotangent is None else frozenset([(self.source(self.cotangent), 1)])
+        return frozenset() if self.cotangent is None else frozenset([(self.scope.source(self.cotangent), 1)])
 
     def _dot(self, eqn: Equation) -> Polynomial | None:
         """Return the polynomial of the dot of the values with the cotangent, or with exponentials, or of a sum of products."""
         assert self.v is not None
-        v, gone = self.source(self.v), {*reduced_dims(eqn)}
-        others = [x for x in eqn.operands if self.source(x) != v]
+        v, gone = self.scope.source(self.v), {*reduced_dims(eqn)}
+        others = [x for x in eqn.operands if self.scope.source(x) != v]
         if gone == {*self.v.type.dims} - self.logits:
             wanted, symbol_of = self._given, DW
         elif gone == {*self.forward.memory}:
@@ -430,7 +427,7 @@ class GradientMatch:
         scaled, inner = self.polynomial(q), times(logits, slope)
         for op, factor in forward.factors:
             own = self.polynomial(factor)
-            inverted: Polynomial = inverse(own) or {frozenset([(self.source(factor), -1)]): 1.0}
+            inverted: Polynomial = inverse(own) or {frozenset([(self.scope.source(factor), -1)]): 1.0}
             scaled = times(scaled, own if "multiply" in OPS[op].traits else inverted)
         biases = {i: (logits, x) for i, x in forward.operands.items() if i > 2}
         return {

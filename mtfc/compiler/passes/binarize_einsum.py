@@ -69,12 +69,18 @@ def _others(operands: Sequence[Dims], taken: int, result: Dims) -> Dims:
 def best_tree(operands: Sequence[Dims], result: Dims, cost: ShardElements) -> Tree:
     """Return the cheapest order of pairwise contractions of all operands."""
     best: dict[int, tuple[float, Dims, Tree]] = {1 << i: (0.0, dims, i) for i, dims in enumerate(operands)}
+
+    def split(part: int, mask: int) -> tuple[float, Dims, Tree]:
+        """Return the contraction of two sets of operands: `part`, and the others of `mask`."""
+        (cost_a, dims_a, tree_a), (cost_b, dims_b, tree_b) = best[part], best[mask ^ part]
+        dims = _joined(dims_a, dims_b, _others(operands, mask, result))
+        return cost_a + cost_b + cost(dims_a | dims_b), dims, (tree_a, tree_b)
+
     everything = (1 << len(operands)) - 1
     for size in range(2, len(operands) + 1):
         for members in combinations(range(len(operands)), size):
             mask = sum(1 << i for i in members)
-            splits = (_split(best, part, mask, operands, result, cost) for part in _halves(mask))
-            best[mask] = min(splits, key=itemgetter(0))
+            best[mask] = min((split(part, mask) for part in _halves(mask)), key=itemgetter(0))
     return best[everything][2]
 
 
@@ -86,19 +92,6 @@ def _halves(mask: int) -> list[int]:
         subset = (subset - 1) & rest
         halves.append(subset | low)
     return halves
-
-
-def _split(
-    best: dict[int, tuple[float, Dims, Tree]],
-    part: int,
-    mask: int,
-    operands: Sequence[Dims],
-    result: Dims,
-    cost: ShardElements,
-) -> tuple[float, Dims, Tree]:
-    (cost_a, dims_a, tree_a), (cost_b, dims_b, tree_b) = best[part], best[mask ^ part]
-    dims = _joined(dims_a, dims_b, _others(operands, mask, result))
-    return cost_a + cost_b + cost(dims_a | dims_b), dims, (tree_a, tree_b)
 
 
 def greedy_tree(operands: Sequence[Dims], result: Dims, cost: ShardElements) -> Tree:

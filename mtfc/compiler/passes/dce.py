@@ -74,8 +74,5 @@ def live_only(function: Function) -> Function:
             needed = live_loop(eqn, live) if eqn.regions else eqn
             kept.append(needed)
             live.update(needed.operands)
-    if all(a is b for a, b in zip(reversed(kept), function.body, strict=False)) and len(kept) == len(
-        function.body
-    ):
-        return function
-    return attrs.evolve(function, body=tuple(reversed(kept)))
+    body = tuple(reversed(kept))
+    return function if body == function.body else attrs.evolve(function, body=body)

@@ -23,8 +23,8 @@ from mtfc.compiler.ir.core import Equation, Function, Program, Value
 from mtfc.compiler.ir.loops import map_regions
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.reductions import OVER
-from mtfc.compiler.ir.pending_rule import leaves_sums
 from mtfc.compiler.ir.rewrite import names_of
+from mtfc.compiler.ir.sharding_rules import leaves_sums
 from mtfc.compiler.ir.types import FLOATS, Dim
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.pass_base import Pass

@@ -131,9 +131,15 @@ def sorted_out(scope: BodyScope, options: FusionOptions) -> tuple[list[Attention
 
     One whose logits or weights are needed otherwise stays.
     """
-    every = [*found_in(scope, options)]
-    found = [each for each in every if isinstance(each, Attention)]
-    refused = [each for each in every if isinstance(each, Reason)]
+    readers, found, refused = readers_and_outputs(scope.function), list[Attention](), list[Reason]()
+    for eqn in scope.function.body:
+        if has_trait(eqn, "exponential"):
+            try:
+                attention = Match(scope, readers, eqn, options).attention()
+            except Unfused as why:
+                refused.append(Reason(eqn, str(why)))
+            else:
+                found += [attention] if attention else []
     while found:
         live = used_values(_replaced(scope.function, found))
         needed = {id(each): each.what_else_is_used(live) for each in found}
@@ -201,29 +207,20 @@ def reasons(program: Program, least: int = 1024) -> list[Reason]:
     return [each for function in functions for each in inside(BodyScope.of(function))]
 
 
-def found_in(scope: BodyScope, options: FusionOptions) -> Iterator[Attention | Reason]:
-    """Yield the softmaxes between two dots of a function's own equations."""
-    readers = readers_and_outputs(scope.function)
-    for eqn in scope.function.body:
-        if has_trait(eqn, "exponential"):
-            try:
-                found = Match(scope, readers, eqn, options).attention()
-            except Unfused as why:
-                yield Reason(eqn, str(why))
-            else:
-                yield from [found] if found else []
-
-
 @define
 class Masks:
     """The masks of logits.
 
-    band: row, column, and the least and the largest difference of their indices. ids: pairs of values whose equal elements count,
-    and whether they are one sequence. others: masks of any other kind, and whether logits count where they hold.
-    fill: the number of logits that do not count. conditions: the masks as they are written.
+    rows, columns: the row and the column of a band, if there is one. low, high: the least and the largest difference of their
+    indices. ids: pairs of values whose equal elements count, and whether they are one sequence. others: masks of any other kind,
+    and whether logits count where they hold. fill: the number of logits that do not count. conditions: the masks as they are
+    written.
     """
 
-    band: tuple[Dim, Dim, int | None, int | None] | None = None
+    rows: tuple[Dim, ...] = ()
+    columns: tuple[Dim, ...] = ()
+    low: int | None = None
+    high: int | None = None
     ids: list[tuple[Value, Value, bool]] = attrs.field(factory=list)
     others: list[tuple[Value, bool]] = attrs.field(factory=list)
     fill: float = 0.0
@@ -231,15 +228,11 @@ class Masks:
 
     def add_band(self, row: Dim, column: Dim, low: int | None, high: int | None) -> bool:
         """Add a band; return False if there is one of other dimensions."""
-        if self.band is None:
-            self.band = (row, column, low, high)
-            return True
-        if self.band[:2] != (row, column):
+        if self.rows and (self.rows, self.columns) != ((row,), (column,)):
             return False
-        lows, highs = (
-            [x for x in each if x is not None] for each in ((self.band[2], low), (self.band[3], high))
-        )
-        self.band = (row, column, max(lows, default=None), min(highs, default=None))
+        self.rows, self.columns = (row,), (column,)
+        self.low = max((x for x in (self.low, low) if x is not None), default=None)
+        self.high = min((x for x in (self.high, high) if x is not None), default=None)
         return True
 
 
@@ -283,8 +276,7 @@ class Attention(AttentionParts):
         roles += ["same_ids" if same else "ids" for _, _, same in masks.ids]
         kept = [] if self.dropout is None else [self.dropout.keeps(build)]
         roles += ["keep"] * len(kept)
-        rows, columns, low, high = _band(masks)
-        limits = {name: x for name, x in (("low", low), ("high", high), ("cap", self.cap)) if x is not None}
+        limits = {"low": masks.low, "high": masks.high, "cap": self.cap}
         result, *_ = build.several(
             "attention",
             *(q, k, v, *biases, *others),
@@ -295,10 +287,10 @@ class Attention(AttentionParts):
             memory=self.memory,
             dims=self._result_dims(),
             roles=" ".join(roles),
-            rows=rows,
-            columns=columns,
+            rows=masks.rows,
+            columns=masks.columns,
             fill=masks.fill,
-            **limits,
+            **{name: x for name, x in limits.items() if x is not None},
         )
         if self.last is None:
             return build.body
@@ -343,13 +335,6 @@ def wider(dtypes: Sequence[str]) -> str:
     """Return a dtype that has all numbers of dtypes of floats."""
     first, *others = dict.fromkeys(dtypes)
     return first if not others else "f64" if "f64" in dtypes else "f32"
-
-
-def _band(masks: Masks) -> tuple[tuple[Dim, ...], tuple[Dim, ...], int | None, int | None]:
-    if masks.band is None:
-        return (), (), None, None
-    row, column, low, high = masks.band
-    return (row,), (column,), low, high
 
 
 Mean = tuple[Equation | None, Value | None, Dropout | None, Unfused | None]
@@ -502,10 +487,8 @@ class Match:
 
     def _gradients(self, found: Attention) -> Gradients | None:
         """Return the gradients of the attention that the function has."""
-        scope = self.scope
         sums = self._reductions(self.exponential.result, found.memory, (*ARITHMETIC, "choice"))
-        candidates = [*dict.fromkeys(sums)]
-        return GradientMatch(found, candidates, scope.makers.get, scope.source, scope.number).gradients()
+        return GradientMatch(found, [*dict.fromkeys(sums)], self.scope).gradients()
 
     # From the exponentials to the dot
 

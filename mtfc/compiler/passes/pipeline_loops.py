@@ -48,9 +48,8 @@ from mtfc.compiler.ir.resizing import Renumbering
 from mtfc.compiler.ir.rewrite import Substitution, names_of
 from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, Pipeline, TensorType
 from mtfc.compiler.ir.verifier import Level
-from mtfc.compiler.passes.loop_scope import LoopScope
 from mtfc.compiler.passes.pass_base import Pass
-from mtfc.compiler.passes.pipeline_stages import Rounds, StageBody, StageDims
+from mtfc.compiler.passes.pipeline_stages import LoopScope, Rounds, StageBody, StageDims
 from mtfc.compiler.passes.pipeline_ticks import PipelinedLoop
 from mtfc.compiler.passes.recompute import TYPICAL, Prices, with_kept
 from mtfc.compiler.passes.spatial.position_blocks import NewDims
@@ -196,11 +195,11 @@ class LoopPipeliner:
     ) -> list[Item]:
         """Return the items with a round trip in the place of two loops, if all that the second one needs can be part of it."""
         start, end, batch = items.index(forward), items.index(backward), self.declared[pipeline.batch]
-        parts = _parted(items[start + 1 : end], forward, backward, batch, self.takes)
+        parts = self._parted(items[start + 1 : end], forward, backward, batch)
         if parts is None:
             return items
         early, rest, sums, late = parts
-        early, pulled = _pulled([*items[:start], *early], rest, batch, read, self.takes)
+        early, pulled = self._pulled([*items[:start], *early], rest, batch, read)
         middle = (*pulled, *rest)
         inside = {id(eqn) for eqn in (*middle, backward)}
 
@@ -215,6 +214,58 @@ class LoopPipeliner:
         spread = self._spread_middle(middle, _carries_of_batch(forward, batch), there.dims)
         trip = RoundTrip(there, back, middle, sums, of_middle, pipeline.ticks, spread)
         return [*early, trip, *late, *items[end + 1 :]]
+
+    def _parted(
+        self, items: Sequence[Item], forward: Equation, backward: Equation, batch: Dim
+    ) -> tuple[list[Item], list[Equation], set[Value], list[Item]] | None:
+        """Part the items between a loop and its backward loop, unless the latter needs something that is known only after all
+        micro-batches, or is computed elsewhere.
+
+        Return the items that do not depend on the loop, the equations that can be computed for one micro-batch at a time, those
+        of their results that are sums over micro-batches, and the remaining items.
+        """
+        depends, ready = {*forward.results}, _carries_of_batch(forward, batch)
+        early, middle, sums, late = list[Item](), list[Equation](), set[Value](), list[Item]()
+        for item in items:
+            if depends.isdisjoint(item.operands):
+                early.append(item)
+                continue
+            depends.update(item.results)
+            is_ready = isinstance(item, Equation) and self.takes(item) and depends & {*item.operands} <= ready
+            found = _sums_of(item, batch) if is_ready else None
+            if found is None or not isinstance(item, Equation):
+                late.append(item)
+                continue
+            middle.append(item)
+            sums |= found
+            ready |= {*item.results} - found
+        for operand, argument in pairs(backward):
+            is_kept = argument.role == "sliced" and operand in forward.results and batch in operand.type.dims
+            is_handed = argument.role == "carried" and operand in ready
+            if operand in depends and not (is_kept or is_handed):
+                return None
+        return early, middle, sums, late
+
+    def _pulled(
+        self, early: Sequence[Item], middle: Sequence[Equation], batch: Dim, read: Readers
+    ) -> tuple[list[Item], list[Equation]]:
+        """Take the equations with the batch that only the middle reads out of those before the loops; return both."""
+        inside, pulled, rest = {id(eqn) for eqn in middle}, list[Equation](), list[Item]()
+        for item in reversed(early):
+            if (
+                isinstance(item, Equation)
+                and self.takes(item)
+                and not item.regions
+                and not has_trait(item, "random")
+            ):
+                readers = [eqn for value in item.results for eqn in read.get(value, ())]
+                is_inside = readers and all(eqn is not None and id(eqn) in inside for eqn in readers)
+                if is_inside and batch in item.results[0].type.dims and _sums_of(item, batch) == set():
+                    inside.add(id(item))
+                    pulled.append(item)
+                    continue
+            rest.append(item)
+        return rest[::-1], pulled[::-1]
 
     def _backward_loops(self, items: Iterable[Item], eqn: Equation, pipeline: Pipeline) -> Iterator[Equation]:
         for item in items:
@@ -246,43 +297,6 @@ class LoopPipeliner:
         return None
 
 
-def _parted(
-    items: Sequence[Item],
-    forward: Equation,
-    backward: Equation,
-    batch: Dim,
-    takes: Callable[[Equation], bool],
-) -> tuple[list[Item], list[Equation], set[Value], list[Item]] | None:
-    """Part the items between a loop and its backward loop, unless the latter needs something that is known only after all
-    micro-batches, or is computed elsewhere.
-
-    Return the items that do not depend on the loop, the equations that can be computed for one micro-batch at a time, those of
-    their results that are sums over micro-batches, and the remaining items. takes: tells which equations may be part of the
-    pipeline.
-    """
-    depends, ready = {*forward.results}, _carries_of_batch(forward, batch)
-    early, middle, sums, late = list[Item](), list[Equation](), set[Value](), list[Item]()
-    for item in items:
-        if depends.isdisjoint(item.operands):
-            early.append(item)
-            continue
-        depends.update(item.results)
-        is_ready = isinstance(item, Equation) and takes(item) and depends & {*item.operands} <= ready
-        found = _sums_of(item, batch) if is_ready else None
-        if found is None or not isinstance(item, Equation):
-            late.append(item)
-            continue
-        middle.append(item)
-        sums |= found
-        ready |= {*item.results} - found
-    for operand, argument in pairs(backward):
-        is_kept = argument.role == "sliced" and operand in forward.results and batch in operand.type.dims
-        is_handed = argument.role == "carried" and operand in ready
-        if operand in depends and not (is_kept or is_handed):
-            return None
-    return early, middle, sums, late
-
-
 def _carries_of_batch(eqn: Equation, batch: Dim) -> set[Value]:
     """Return the last values of the carries that have the batch."""
     outputs = zip(eqn.results, region_of(eqn).outputs, strict=True)
@@ -297,27 +311,6 @@ def _sums_of(item: Item, batch: Dim) -> set[Value] | None:
         return results_that_are_sums(item, batch)
     except MixedMicroBatches:
         return None
-
-
-def _pulled(
-    early: Sequence[Item],
-    middle: Sequence[Equation],
-    batch: Dim,
-    read: Readers,
-    takes: Callable[[Equation], bool],
-) -> tuple[list[Item], list[Equation]]:
-    """Take the equations with the batch that only the middle reads out of those before the loops; return both."""
-    inside, pulled, rest = {id(eqn) for eqn in middle}, list[Equation](), list[Item]()
-    for item in reversed(early):
-        if isinstance(item, Equation) and takes(item) and not item.regions and not has_trait(item, "random"):
-            readers = [eqn for value in item.results for eqn in read.get(value, ())]
-            is_inside = readers and all(eqn is not None and id(eqn) in inside for eqn in readers)
-            if is_inside and batch in item.results[0].type.dims and _sums_of(item, batch) == set():
-                inside.add(id(item))
-                pulled.append(item)
-                continue
-        rest.append(item)
-    return rest[::-1], pulled[::-1]
 
 
 @attrs.frozen

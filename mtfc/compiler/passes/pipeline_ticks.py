@@ -13,9 +13,9 @@ from mtfc.compiler.ir.micro_batch_rule import before_loop
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.rewrite import Substitution
 from mtfc.compiler.ir.types import Dim, TensorType
-from mtfc.compiler.passes.loop_scope import LoopScope
 from mtfc.compiler.passes.pipeline_stages import (
     Held,
+    LoopScope,
     Slots,
     StageBody,
     StageDims,

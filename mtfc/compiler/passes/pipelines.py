@@ -139,6 +139,7 @@ def default_pipeline(of: str = "step") -> tuple[Pass, ...]:
     return (*differentiation(of), *partitioning())
 
 
+@few_collections()
 def run(
     program: Program, passes: Iterable[Pass], observers: Sequence[Observer] = (), level: Level = "global"
 ) -> Program:
@@ -146,11 +147,6 @@ def run(
 
     Raises `PipelineError` if a pass cannot run at the level of the program, and `VerifyError` if a pass breaks an invariant.
     """
-    with few_collections():
-        return _run(program, passes, observers, level)
-
-
-def _run(program: Program, passes: Iterable[Pass], observers: Sequence[Observer], level: Level) -> Program:
     verifier = Verifier()
     for each in passes:
         if level not in each.takes:

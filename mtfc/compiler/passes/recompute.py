@@ -42,8 +42,8 @@ from mtfc.compiler.cost.device_models import expected_memory, fusion_of
 from mtfc.compiler.cost.effects.memory import MemoryUse
 from mtfc.compiler.cost.effects.roofline import computation_of, work_in
 from mtfc.compiler.cost.hardware import Device, Hardware, Link, Rate
-from mtfc.compiler.cost.serial_time import communication_of, lanes_of
 from mtfc.compiler.cost.sizes import whole
+from mtfc.compiler.cost.step_time import communication_of, lanes_of
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.builder import Names
@@ -57,7 +57,7 @@ from mtfc.compiler.ir.types import Axes, Dim, Mesh
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.dce import live_only
 from mtfc.compiler.passes.pass_base import IN_PYTHON, Pass
-from mtfc.compiler.records import define, frozen
+from mtfc.compiler.records import define, frozen, sums
 
 TYPICAL = Hardware(
     "typical",
@@ -83,9 +83,7 @@ class MemoryLimitError(Exception):
 
     def lines(self) -> list[tuple[Span | None, int]]:
         """Return the bytes of each line, the largest first."""
-        found: dict[Span | None, int] = {}
-        for span, size in self.least.occupied:
-            found[span] = found.get(span, 0) + whole(size)
+        found = sums((span, whole(size)) for span, size in self.least.occupied)
         return sorted(found.items(), key=lambda each: -each[1])
 
 

@@ -8,13 +8,11 @@ from math import inf
 
 import attrs
 
-from mtfc.compiler.cost.device_models import expected_memory
+from mtfc.compiler.cost.device_models import cheapest, expected_memory
 from mtfc.compiler.cost.effects.memory import memory_of
 from mtfc.compiler.cost.hardware import Hardware
-from mtfc.compiler.cost.model import cheapest
-from mtfc.compiler.cost.serial_time import seconds_of
 from mtfc.compiler.cost.sizes import Numbers, whole
-from mtfc.compiler.cost.step_time import step_time
+from mtfc.compiler.cost.step_time import seconds_of, step_time
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.cost.volumes import charges, total
 from mtfc.compiler.ir.core import Function, Program

@@ -22,8 +22,8 @@ from mtfc.compiler.activity import doing
 from mtfc.compiler.ir.core import Function, Program, walk
 from mtfc.compiler.ir.loops import has_condition
 from mtfc.compiler.ir.training_flag import asks_for_training
+from mtfc.compiler.passes.autodiff.backward import with_differentiable_loops
 from mtfc.compiler.passes.autodiff.differentiate import Differentiate
-from mtfc.compiler.passes.autodiff.loop_gradient import with_differentiable_loops
 from mtfc.compiler.passes.bind_training import BindTraining
 from mtfc.compiler.passes.mixed_precision import MixedPrecision
 from mtfc.compiler.passes.pipelines import run as run_passes

@@ -19,13 +19,11 @@ from typing import Any, TypeVar
 import attrs
 
 from mtfc.compiler.analysis.provenance import SentArray
-from mtfc.compiler.cost.effects.memory import ARGUMENTS
-from mtfc.compiler.cost.effects.memory_profile import memory_moments
+from mtfc.compiler.cost.effects.memory import ARGUMENTS, memory_moments
 from mtfc.compiler.cost.effects.roofline import work
 from mtfc.compiler.cost.hardware import Hardware
-from mtfc.compiler.cost.serial_time import lanes_of
 from mtfc.compiler.cost.sizes import Numbers, whole
-from mtfc.compiler.cost.step_time import Event
+from mtfc.compiler.cost.step_time import Event, lanes_of
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.cost.volumes import PlacedCost, SentVolume, grouped, layout_cost, total
 from mtfc.compiler.diagnostics import Span

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from mtfc.compiler.cost.effects.memory_profile import memory_moments
+from mtfc.compiler.cost.effects.memory import memory_moments
 from mtfc.compiler.cost.sizes import FormulaSizes, Numbers, bytes_of, whole
 from mtfc.compiler.cost.symbolic import Formula, Monomial, formula
 from mtfc.compiler.cost.volumes import layout_cost, total

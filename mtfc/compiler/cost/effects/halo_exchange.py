@@ -28,7 +28,7 @@ from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import dim_of, region_of
 from mtfc.compiler.ir.opdef import Bridge
 from mtfc.compiler.ir.ops import OPS, has_trait
-from mtfc.compiler.ir.rewrite import names_of
+from mtfc.compiler.ir.rewrite import names_of, needed_for
 from mtfc.compiler.ir.types import Axes, Dim
 
 UNTILED = Device({}, 0.0, Rate.constant(1.0))
@@ -129,11 +129,7 @@ class _HaloFinder:
 
         build = Builder(names_of(self.function), eqn.span, eqn.stage)
         results = rule(self.blocks(build, axes, self.shards, self.makers.get), last)
-        needed = set(results or ())
-        for each in reversed(build.body):
-            if not needed.isdisjoint(each.results):
-                needed.update(each.operands)
-        return [each for each in build.body if not needed.isdisjoint(each.results)]
+        return list(needed_for(results or (), build.body))
 
     def _keyed(self, body: list[Equation]) -> Iterator[tuple[Equation, int]]:
         numbers: dict[Value, object] = {}

@@ -35,6 +35,7 @@ from mtfc.compiler.analysis.liveness import (
     Inside,
     KernelArrays,
     buffers,
+    iteration_buffers,
     no_copies,
     nothing_inside,
     peak,
@@ -47,13 +48,13 @@ from mtfc.compiler.cost.sizes import Amount, Scale, bytes_of
 from mtfc.compiler.cost.tpu.tiling import Tiles, pixels_of
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Equation, Function, Role, Value, walk
-from mtfc.compiler.ir.loops import charged_equation, pairs, region_of
+from mtfc.compiler.ir.loops import charged_equation, pairs, region_of, unroll_of
 from mtfc.compiler.ir.opdef import no_flops
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.collectives import kind_of
 from mtfc.compiler.ir.rewrite import fresh_copy
 from mtfc.compiler.ir.types import Mesh, TensorType
-from mtfc.compiler.records import frozen
+from mtfc.compiler.records import frozen, sums
 
 
 @frozen
@@ -239,6 +240,70 @@ def _kept(function: Function, scale: Scale, inside: Inside) -> Iterator[tuple[Sp
             )
 
 
+# The curve of a step
+
+
+KINDS = ("gradients", "activations", "temporaries")
+"""Gradients, values that the forward pass makes, and all other values."""
+
+
+@frozen
+class MemoryMoment:
+    """The live bytes by kind while an equation runs, without arguments of the function, which live as long as it."""
+
+    eqn: Equation
+    live: Mapping[str, Amount]
+
+    @property
+    def peak(self) -> Amount:
+        """The bytes that count for the peak of activations: all but gradients."""
+        return self.live["activations"] + self.live["temporaries"]
+
+
+def memory_moments(function: Function, mesh: Mesh, scale: Scale) -> list[MemoryMoment]:
+    """Return a moment for each equation of a placed function. The highest peak of any of them is `activations_peak`.
+
+    A loop has a moment for each equation of one iteration, added to what lives around the loop.
+    """
+    of_gradients, _ = by_gradients(function, mesh)
+    gradients = {value for buffer in of_gradients for value in buffer.values}
+    return list(_moments(function, buffers(function, mesh), mesh, scale, gradients))
+
+
+def _moments(
+    function: Function,
+    found: Iterable[Buffer],
+    mesh: Mesh,
+    scale: Scale,
+    gradients: set[Value],
+    around: str = "forward",
+) -> Iterator[MemoryMoment]:
+    """Yield the moments of a function with these buffers. around: the stage of its arguments."""
+    stages: dict[Value, str] = {argument.value: around for argument in function.arguments}
+    stages |= {value: eqn.stage for eqn in function.body for value in eqn.results}
+    changes: list[list[tuple[str, Amount]]] = [[] for _ in range(len(function.body) + 2)]
+    for buffer in found:
+        if (
+            stage := stages.get(buffer.values[0])
+        ) is not None:  # buffers inside a loop have moments of their own
+            kind = "activations" if stage == "forward" else "temporaries"
+            kind = kind if gradients.isdisjoint(buffer.values) else "gradients"
+            size = bytes_of(buffer.values[0].type, scale)
+            changes[buffer.birth].append((kind, size))
+            changes[buffer.death + 1].append((kind, size * -1))
+    live: dict[str, Amount] = dict.fromkeys(KINDS, 0)
+    for eqn, changed in zip(function.body, changes, strict=False):
+        for kind, amount in changed:
+            live[kind] = live[kind] + amount
+        if not eqn.regions:
+            yield MemoryMoment(eqn, dict(live))
+            continue
+        region = region_of(eqn)
+        for inside in _moments(region, iteration_buffers(region, mesh), mesh, scale, gradients, eqn.stage):
+            several = {name: live[name] + inside.live[name] * unroll_of(eqn) for name in KINDS}
+            yield MemoryMoment(inside.eqn, several)
+
+
 # Lower bounds
 
 
@@ -298,11 +363,11 @@ def memory_bound(program: CommonProgram, on_device: bool = False) -> MemoryBound
     inside = {*may_stay_inside(function, replaced)} if has_kernels else set[Value]()
     unsure = equal_in(function, replaced) | inside
     without = _shared_with_gradients(function) | unsure | merging_in(function)
-    always: dict[Dims, int] = {}
-    for values in _always_alive(function):
-        if unsure.isdisjoint(values):
-            dims = frozenset[str]().union(*(names.names[value] for value in values))
-            always[dims] = always.get(dims, 0) + values[0].type.local_bytes(SINGLE)
+    always = sums(
+        (frozenset[str]().union(*(names.names[v] for v in values)), values[0].type.local_bytes(SINGLE))
+        for values in _always_alive(function)
+        if unsure.isdisjoint(values)
+    )
     return MemoryBound(always, tuple(_LiveValues(names, replaced, without).points(function)))
 
 

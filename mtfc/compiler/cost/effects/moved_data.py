@@ -68,7 +68,7 @@ class SpreadKeys:
 
 @attrs.frozen
 class DataPath:
-    """A path of data to an equation that reduces, or to a loop: the values on the path, and the fewest bytes of any of them.
+    """A path of data, in the end to an equation that reduces, or to a loop: its values, and the fewest bytes of any of them.
 
     names: for each dimension of the first value, its name at the end and the pairs that must be split alike. The name is None if
     the dimension is whole at the end or on the way. dims: all dimensions that may split a value on the path. gates: the last one
@@ -134,23 +134,13 @@ def _names(eqn: Equation, names: Names) -> Names:
     return tuple((old, new, alike | further) for old, alike, (new, further) in found)
 
 
-def _bytes_after(eqn: Equation, path: _Path) -> int:
+def _bytes_after(eqn: Equation, path: DataPath) -> int:
     """Return the fewest bytes of a path that goes on through an equation. If a layout replaces the equation, only the share that
     it reads passes.
     """
     bridge = bridge_of(eqn)
     least = min(path.bytes, eqn.results[0].type.local_bytes(SINGLE))
     return int(least * bridge.share) if bridge else least
-
-
-@attrs.frozen
-class _Path:
-    """The path from the first value to some value, as in `DataPath`."""
-
-    values: tuple[Value, ...]
-    names: Names
-    bytes: int
-    gates: tuple[Gate, ...] = ()
 
 
 @attrs.frozen
@@ -185,52 +175,48 @@ class _PathFinder:
     def paths(self, source: Value) -> Iterator[DataPath]:
         """Yield a shortest path to each equation that reduces, and to each loop."""
         start: Names = tuple((name, name, frozenset()) for name in source.type.names)
-        reached = {source: _Path((source,), start, source.type.local_bytes(SINGLE))}
+        size = source.type.local_bytes(SINGLE)
+        reached = {source: DataPath(start, (source,), size, self.names.names[source], ())}
         for value in (waiting := [source]):
-            if value in self.ends or any(_carries(eqn, value) for eqn in self.uses.get(value, ())):
-                yield self._carried(value, reached[value])
-            for eqn in filter(self.counts, self.uses.get(value, ())):
-                path, names = reached[value], _names(eqn, reached[value].names)
+            path, uses = reached[value], self.uses.get(value, ())
+            if value in self.ends or any(_carries(eqn, value) for eqn in uses):
+                yield self._carried(value, path)
+            for eqn in filter(self.counts, uses):
+                names = _names(eqn, path.names)
                 if _stays(eqn):
                     gates = (*path.gates, self._gate(eqn, value, path))
-                    yield DataPath(names, path.values, path.bytes, self._dims(path), gates)
-                elif len(eqn.results) == 1 and eqn.results[0] not in reached:
+                    yield attrs.evolve(path, names=names, gates=gates)
+                elif len(eqn.results) == 1 and eqn.result not in reached:
                     gates = (*path.gates, self._gate(eqn, value, path)) if _is_gate(eqn) else path.gates
-                    values = (*path.values, eqn.results[0])
-                    reached[eqn.results[0]] = _Path(values, names, _bytes_after(eqn, path), gates)
-                    waiting.append(eqn.results[0])
-
-            for eqn in self.uses.get(value, ()):
+                    values, dims = (*path.values, eqn.result), path.dims | self.names.names[eqn.result]
+                    reached[eqn.result] = DataPath(names, values, _bytes_after(eqn, path), dims, gates)
+                    waiting.append(eqn.result)
+            for eqn in uses:
                 if has_trait(eqn, "attention") and value in eqn.operands[1:3] and not self.is_common(eqn):
-                    yield self._spread(eqn, reached[value])
+                    yield self._spread(eqn, path)
 
-    def _spread(self, eqn: Equation, path: _Path) -> DataPath:
+    def _spread(self, eqn: Equation, path: DataPath) -> DataPath:
         """Return the path to attention that may be spread. A split of its keys stays under their own names."""
         memory = {dim.name: called(eqn, dim.name) for dim in MEMORY.of(eqn.attrs)}
         sequence = frozenset(old for old, new, _ in path.names if new in memory)
         arrays = (eqn.operands[0], eqn.results[0])
         half = sum(value.type.local_bytes(SINGLE) for value in arrays) // 2
-        dims = self._dims(path)
-        every = dims.union(*(self.names.names[value] for value in arrays))
-        gate = Gate(path.bytes, dims, (), SpreadKeys(sequence, path.bytes + half, every))
+        every = path.dims.union(*(self.names.names[value] for value in arrays))
+        gate = Gate(path.bytes, path.dims, (), SpreadKeys(sequence, path.bytes + half, every))
         names = tuple((old, memory.get(new or "", new), alike) for old, new, alike in path.names)
-        return DataPath(names, path.values, path.bytes, dims, (*path.gates, gate))
+        return attrs.evolve(path, names=names, gates=(*path.gates, gate))
 
-    def _carried(self, value: Value, path: _Path) -> DataPath:
+    def _carried(self, value: Value, path: DataPath) -> DataPath:
         carriers = tuple(
             (dim.size, frozenset((dim.name,)), frozenset[tuple[str, str]]()) for dim in value.type.dims
         )
-        gate = Gate(path.bytes, self._dims(path), carriers)
-        return DataPath(path.names, path.values, path.bytes, gate.dims, (*path.gates, gate))
+        return attrs.evolve(path, gates=(*path.gates, Gate(path.bytes, path.dims, carriers)))
 
-    def _dims(self, path: _Path) -> Dims:
-        return frozenset[str]().union(*(self.names.names[value] for value in path.values))
-
-    def _gate(self, eqn: Equation, operand: Value, path: _Path) -> Gate:
+    def _gate(self, eqn: Equation, operand: Value, path: DataPath) -> Gate:
         index = [(dim.size, *after(eqn, dim.name)) for dim in operand.type.dims]
         carriers = tuple((size, self._later_names(eqn, name), alike) for size, name, alike in index if name)
         bridge = bridge_of(eqn)
-        return Gate(int(path.bytes * (bridge.share if bridge else 1)), self._dims(path), carriers)
+        return Gate(int(path.bytes * (bridge.share if bridge else 1)), path.dims, carriers)
 
     def _later_names(self, eqn: Equation, name: str) -> Dims:
         """Return the names of a dimension of an equation's iteration space, in the equation and in all uses of its results."""

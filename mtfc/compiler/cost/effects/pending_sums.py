@@ -29,7 +29,7 @@ from mtfc.compiler.cost.lower_bounds import CommonProgram, WholeArray
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import dim_of, pairs, region_of
 from mtfc.compiler.ir.ops import OPS
-from mtfc.compiler.ir.pending_rule import leaves_sums, linear_operands
+from mtfc.compiler.ir.sharding_rules import leaves_sums, linear_operands
 
 
 @attrs.frozen

@@ -37,7 +37,8 @@ class StoredParameter:
 def stored_parameters(program: CommonProgram) -> Iterator[StoredParameter]:
     """Yield the uses of stored parameters, and the updated parameters that leave the function."""
     function, names = program.function, program.names
-    uses, needing = readers_of(walk(function.body)), _needing(function, program.is_common)
+    uses = readers_of(walk(function.body))
+    needing = _needing(function, program.is_common, uses)
     for argument in (each for each in function.arguments if each.role == "parameter"):
         for use in _uses_of_parameter(argument.value, uses, needing, 1):
             used, dims = computed(names.names[use.value]), use.value.type.names
@@ -65,18 +66,17 @@ class _ParameterUse:
     trips: int
 
 
-def _needing(function: Function, is_common: IsCommon) -> set[Equation]:
+def _needing(function: Function, is_common: IsCommon, uses: Mapping[Value, list[Equation]]) -> set[Equation]:
     """Return the equations that need their operands split by the rules of the computation.
 
     These are equations that reduce or whose results leave, and those before them that keep names. Others may follow an update.
     """
-    uses = readers_of(walk(function.body))
     found: set[Equation] = set()
     for body in (function, *(region_of(eqn) for eqn in walk(function.body) if eqn.regions)):
         outputs = {out.value for out in body.outputs if (out.updates is None) == (body is function)}
         for eqn in reversed(body.body):
             if eqn.stage != "update" and not eqn.regions and is_common(eqn):
-                users = ((user, value) for value in eqn.results for user in uses[value])
+                users = ((user, value) for value in eqn.results for user in uses.get(value, ()))
                 stays = rule_of(eqn).reduced or not outputs.isdisjoint(eqn.results)
                 if stays or any(u.regions or (u in found and _keeps_names(u, v)) for u, v in users):
                     found.add(eqn)

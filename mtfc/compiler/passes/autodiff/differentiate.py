@@ -36,8 +36,7 @@ from mtfc.compiler.ir.training import (
 from mtfc.compiler.ir.training_flag import bound
 from mtfc.compiler.ir.types import FLOATS, Dim, scalar
 from mtfc.compiler.ir.verifier import Level
-from mtfc.compiler.passes.autodiff.backward import backward
-from mtfc.compiler.passes.autodiff.loop_gradient import with_constant_unbounded_loops
+from mtfc.compiler.passes.autodiff.backward import backward, with_constant_unbounded_loops
 from mtfc.compiler.passes.autodiff.loss_scaling import (
     ScaleState,
     is_finite,
@@ -55,8 +54,12 @@ from mtfc.compiler.passes.autodiff.micro_batches import (
     stacked,
     with_micro_dim,
 )
-from mtfc.compiler.passes.autodiff.parameter_averages import averages_of
-from mtfc.compiler.passes.autodiff.update_equations import ParameterUpdate, gradient_norm, inlined
+from mtfc.compiler.passes.autodiff.update_equations import (
+    ParameterUpdate,
+    averages_of,
+    gradient_norm,
+    inlined,
+)
 from mtfc.compiler.passes.autodiff.wide_sums import with_wide_sums
 from mtfc.compiler.passes.pass_base import Pass
 from mtfc.compiler.records import frozen
@@ -88,7 +91,7 @@ class Differentiate(Pass):
 
 
 def _declared(program: Program) -> Program:
-    """Declare the dimensions under which loops yield residuals (see `loop_gradient.py`)."""
+    """Declare the dimensions under which loops yield residuals (see `backward.py`)."""
     loops = (eqn for function in program.functions for eqn in walk(function.body) if eqn.regions)
     dims = {dim.name: dim for eqn in loops for value in eqn.results for dim in value.type.dims}
     return (

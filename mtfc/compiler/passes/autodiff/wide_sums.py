@@ -16,6 +16,7 @@ Output:  %x_2: f32[batch, io] = cast %x sums=true; %a: f32[io] = sum %x_2; %b_2:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
@@ -24,9 +25,9 @@ from mtfc.compiler.ir.builder import Builder, Names, is_narrow
 from mtfc.compiler.ir.core import Attr, Equation, Function, Output, Value
 from mtfc.compiler.ir.loops import carried, pairs, region_of
 from mtfc.compiler.ir.ops import OPS, has_trait
-from mtfc.compiler.ir.pending_rule import is_sum_of_all
 from mtfc.compiler.ir.rewrite import Substitution, names_of
-from mtfc.compiler.passes.autodiff.loop_gradient import only_reader
+from mtfc.compiler.ir.sharding_rules import is_sum_of_all
+from mtfc.compiler.passes.autodiff.backward import only_reader
 
 
 def with_wide_sums(
@@ -57,9 +58,7 @@ class SumWidener:
         self.asked: dict[Value, Value] = {}
         self.reached: set[Value] = set()
         self.new = Substitution()
-        self.uses: dict[Value, int] = {}
-        for value in (*used, *(value for eqn in body for value in eqn.operands)):
-            self.uses[value] = self.uses.get(value, 0) + 1
+        self.uses = Counter((*used, *(value for eqn in body for value in eqn.operands)))
 
     def run(self, wanted: Iterable[Value], given: Mapping[Value, Value] = {}) -> Substitution:
         """Widen the sums that lead to the wanted values; return the map from old values to new ones.

@@ -43,16 +43,19 @@ from mtfc.compiler.ir.builder import Names
 from mtfc.compiler.ir.core import Equation, Function, Output, Program, Value
 from mtfc.compiler.ir.loops import carried, dim_of, pairs, region_of
 from mtfc.compiler.ir.ops import OPS, has_trait
-from mtfc.compiler.ir.pending_rule import (
+from mtfc.compiler.ir.rewrite import Substitution, names_of
+from mtfc.compiler.ir.sharding_rules import (
     OperandGroup,
+    is_cast_of_terms,
     is_split,
     leaves_sums,
+    operand_type,
+    operand_types,
     own_axes,
     passing_groups,
     pending_over,
+    result_types,
 )
-from mtfc.compiler.ir.rewrite import Substitution, names_of
-from mtfc.compiler.ir.sharding_rules import is_cast_of_terms, operand_type, operand_types, result_types
 from mtfc.compiler.ir.types import Dim, Mesh, TensorType
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.pass_base import Pass
@@ -212,14 +215,14 @@ class CutProblem:
     candidates: all of them.
     sources: values that their own equation leaves pending.
     through: values that can be pending if others are.
-    linear: the equations through which sums pass to values of `through`.
+    linear: value of `through` -> the equation through which sums pass to it.
     uses: value -> carries and results of loops that can be pending through it.
     needed: values that some other use needs complete.
     whole: those among them that such a use does not want split over the axis.
     times: how often a value is computed, if more than once.
     narrow: values whose sum is to be completed after they are cast to a wider dtype.
-    linked: a loop's carry and the result that it leaves as: both are pending or neither is.
-    starts: a value and the carry that starts as it.
+    linked: a loop's carry -> the result that it leaves as: both are pending or neither is.
+    starts: a loop's carry -> the value that it starts as.
     in_loops: the least bytes of a sum to complete in every iteration of a loop.
     stacked: the dimensions along which loops stack values that can be pending.
     """
@@ -229,14 +232,14 @@ class CutProblem:
     in_loops: float = inf
     sources: dict[Value, None] = attrs.field(factory=dict)
     through: dict[Value, None] = attrs.field(factory=dict)
-    linear: list[LinearEquation] = attrs.field(factory=list)
+    linear: dict[Value, LinearEquation] = attrs.field(factory=dict)
     uses: dict[Value, list[Value]] = attrs.field(factory=dict)
     needed: dict[Value, None] = attrs.field(factory=dict)
     whole: set[Value] = attrs.field(factory=set)
     times: dict[Value, int] = attrs.field(factory=dict)
     narrow: set[Value] = attrs.field(factory=set)
-    linked: list[tuple[Value, Value]] = attrs.field(factory=list)
-    starts: list[tuple[Value, Value]] = attrs.field(factory=list)
+    linked: dict[Value, Value] = attrs.field(factory=dict)
+    starts: dict[Value, Value] = attrs.field(factory=dict)
     stacked: set[Dim] = attrs.field(factory=set)
 
     def can_be_pending(self, value: Value) -> bool:
@@ -266,7 +269,7 @@ class CutProblem:
         if groups:
             unsplit = {i for i in pending if self._wants_whole(eqn, i)}
             self.through[eqn.result] = None
-            self.linear.append(LinearEquation(eqn, _largest_first(eqn, groups), pending, unsplit))
+            self.linear[eqn.result] = LinearEquation(eqn, _largest_first(eqn, groups), pending, unsplit)
             self.narrow.update(eqn.operands if is_cast_of_terms(eqn) else ())
         else:
             for i in pending:
@@ -298,7 +301,7 @@ class CutProblem:
         carries = {value.name: value for value in pending}
         for i, (operand, argument) in enumerate(pairs(eqn)):
             if argument.value in pending:
-                self.starts.append((operand, argument.value))
+                self.starts[argument.value] = operand
             elif self.can_be_pending(operand):
                 self._use(eqn, i)
         for result, output in zip(eqn.results, region.outputs, strict=True):
@@ -311,7 +314,7 @@ class CutProblem:
             return
         if carry is not None:
             self.uses.setdefault(output.value, []).append(carry)
-            self.linked.append((carry, result))
+            self.linked[carry] = result
         elif output.updates is None and not is_split(output, self.axis):
             self.uses.setdefault(output.value, []).append(result)
             self.stacked.add(result.type.dims[0])
@@ -339,22 +342,17 @@ class CutProblem:
                 )
             return found[root]
 
-        for name in ("sources", "through", "uses", "needed"):
+        for name in ("sources", "through", "linear", "uses", "needed", "linked", "starts"):
             for value, of in getattr(self, name).items():
                 getattr(part(value), name)[value] = of
-        for each in self.linear:
-            part(each.eqn.result).linear.append(each)
-        for pair in self.linked:
-            part(pair[0]).linked.append(pair)
-        for pair in self.starts:
-            part(pair[1]).starts.append(pair)
         return found.values()
 
     def _roots(self) -> DisjointSets[Value]:
         """Return the sets of values that depend on each other."""
         roots = DisjointSets[Value]()
-        pairs = [(v, user) for v, users in self.uses.items() for user in users] + self.linked + self.starts
-        pairs += [(v, each.eqn.result) for each in self.linear for v in each.eqn.operands]
+        pairs = [(v, user) for v, users in self.uses.items() for user in users]
+        pairs += [*self.linked.items(), *((start, carry) for carry, start in self.starts.items())]
+        pairs += [(v, result) for result, each in self.linear.items() for v in each.eqn.operands]
         for one, other in pairs:
             if self.can_be_pending(one):
                 roots.join(one, other)
@@ -375,7 +373,7 @@ def pending_values(problem: CutProblem, mesh: Mesh) -> dict[Value, OperandGroup]
     found: dict[Value, OperandGroup] = {}
     for part in problem.parts() if problem.through else ():
         choice, solution = _best_choice(part, mesh)
-        first = {each.eqn.result: each.groups[0] for each in part.linear} | dict(choice)
+        first = {result: each.groups[0] for result, each in part.linear.items()} | dict(choice)
         pending = (value for value in part.through if (value, "made") in solution.side)
         found.update((value, first.get(value, ())) for value in pending)
     return found
@@ -412,17 +410,16 @@ def _best_choice(problem: CutProblem, mesh: Mesh) -> tuple[Choice, CutSolution]:
         solution = cheapest_solution(problem, choice, mesh)
         if best is not None and solution.cost >= best[1].cost:
             continue
-        left = [each for each in problem.linear if each.is_open and each.eqn.result not in choice]
-        found = {each.eqn.result: each.satisfied(solution.side) for each in left}
-        unsatisfied = next((each for each in left if found[each.eqn.result] is None), None)
-        if unsatisfied is None:
+        left = {v: each for v, each in problem.linear.items() if each.is_open and v not in choice}
+        found = {value: each.satisfied(solution.side) for value, each in left.items()}
+        result = next((value for value, group in found.items() if group is None), None)
+        if result is None:
             best = (
                 {**choice, **{value: group for value, group in found.items() if group is not None}},
                 solution,
             )
         else:
-            result = unsatisfied.eqn.result
-            stack += ({**choice, result: group} for group in reversed(unsatisfied.groups))
+            stack += ({**choice, result: group} for group in reversed(left[result].groups))
     assert best is not None
     return best
 
@@ -434,8 +431,8 @@ def cheapest_solution(problem: CutProblem, choice: Choice, mesh: Mesh) -> CutSol
     (value, "kept"): no use needs it complete. (value, "whole"): no use needs it complete and not split over the axis.
     """
     arcs = [*_value_arcs(problem, mesh), *_loop_arcs(problem)]
-    for each in problem.linear:
-        arcs += _linear_arcs(each, choice.get(each.eqn.result) if each.is_open else each.groups[0])
+    for value, each in problem.linear.items():
+        arcs += _linear_arcs(each, choice.get(value) if each.is_open else each.groups[0])
     return CutSolution(*minimum_cut(arcs))
 
 
@@ -461,10 +458,10 @@ def _loop_arcs(problem: CutProblem) -> Iterator[Arc]:
         for user in users:
             yield from _completing(value, (user, "made"), unsplit=True)
             yield (user, "made"), (value, "made"), INFINITE
-    for one, other in problem.linked:
+    for one, other in problem.linked.items():
         yield (one, "made"), (other, "made"), INFINITE
         yield (other, "made"), (one, "made"), INFINITE
-    for start, value in problem.starts:
+    for value, start in problem.starts.items():
         if problem.can_be_pending(start):
             yield from _completing(start, (value, "made"), unsplit=True)
 

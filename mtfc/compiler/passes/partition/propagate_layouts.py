@@ -29,9 +29,15 @@ from mtfc.compiler.ir.core import Equation, Function, Output, Program, Value, wa
 from mtfc.compiler.ir.loops import dim_of, region_of, sliced_type
 from mtfc.compiler.ir.opdef import BY_NAME, Trait
 from mtfc.compiler.ir.ops import OPS, has_trait
-from mtfc.compiler.ir.pending_rule import IsPending, OperandGroup, passing_groups, pending_groups
 from mtfc.compiler.ir.printer import shown_layout
-from mtfc.compiler.ir.sharding_rules import is_cast_of_terms, result_types
+from mtfc.compiler.ir.sharding_rules import (
+    IsPending,
+    OperandGroup,
+    is_cast_of_terms,
+    passing_groups,
+    pending_groups,
+    result_types,
+)
 from mtfc.compiler.ir.types import Axes, Dim, Mesh, TensorType
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.pass_base import Pass

@@ -40,8 +40,8 @@ from mtfc.compiler.cost.sizes import Numbers
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Value, walk
 from mtfc.compiler.ir.loops import dim_of, map_regions, pairs, region_of
 from mtfc.compiler.ir.ops import OPS
-from mtfc.compiler.ir.pending_rule import OperandGroup, leaves_sums, own_axes, passing_groups
 from mtfc.compiler.ir.rewrite import with_layouts
+from mtfc.compiler.ir.sharding_rules import OperandGroup, leaves_sums, own_axes, passing_groups
 from mtfc.compiler.ir.types import REGIONS, Axes, Dim, Mesh, TensorType
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.partition.propagate_layouts import fixed

@@ -17,8 +17,8 @@ import attrs
 import numpy as np
 
 from mtfc.compiler.analysis.dimension_names import Dims
+from mtfc.compiler.cost.device_models import regimes
 from mtfc.compiler.cost.hardware import Hardware
-from mtfc.compiler.cost.model import regimes
 from mtfc.compiler.cost.tables.collective_tables import Seconds
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.search.global_layouts.effect_bounds import (

@@ -17,8 +17,7 @@ from mtfc.compiler.cost.tables.reshard_costs import in_time, orders
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.opdef import LayoutRule
 from mtfc.compiler.ir.ops import OPS
-from mtfc.compiler.ir.pending_rule import OperandGroup, pending_groups
-from mtfc.compiler.ir.sharding_rules import operand_type, result_types
+from mtfc.compiler.ir.sharding_rules import OperandGroup, operand_type, pending_groups, result_types
 from mtfc.compiler.ir.types import Axes, Dim, Mesh, TensorType
 
 

@@ -16,11 +16,10 @@ import numpy as np
 
 from mtfc.compiler.activity import PROGRESS, progress_to
 from mtfc.compiler.analysis.equation_names import layout_target_names
-from mtfc.compiler.cost.device_models import inside_kernels
+from mtfc.compiler.cost.device_models import cheapest, inside_kernels, regimes
 from mtfc.compiler.cost.effects.memory import memory_of
-from mtfc.compiler.cost.equation_layouts import EquationTimes, least_dot_seconds
+from mtfc.compiler.cost.effects.roofline import EquationTimes, least_dot_seconds
 from mtfc.compiler.cost.hardware import Device, Hardware, Rate
-from mtfc.compiler.cost.model import cheapest, regimes
 from mtfc.compiler.cost.sizes import Numbers, whole
 from mtfc.compiler.cost.tables.reshard_costs import Conversions, seconds_on
 from mtfc.compiler.cost.topology import Topology

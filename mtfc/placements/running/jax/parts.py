@@ -14,8 +14,8 @@ import attrs
 
 from mtfc.backends.common.emitter import MARK, Emitter, all_values, fold, short_names
 from mtfc.backends.jax.backend import RESERVED, dialect
-from mtfc.backends.jax.constant_chains import guarded
 from mtfc.backends.jax.convolution_fusion import fused
+from mtfc.backends.jax.equation_texts import guarded
 from mtfc.backends.numpy import backend as numpy
 from mtfc.compiler.analysis.buffer_kinds import storage
 from mtfc.compiler.ir.builder import Names

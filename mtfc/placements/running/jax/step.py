@@ -8,7 +8,7 @@ from textwrap import indent
 
 import attrs
 
-from mtfc.backends.common.forms import FORMS
+from mtfc.backends.common.emitter import FORMS
 from mtfc.backends.common.module import dict_text, summary
 from mtfc.backends.common.prelude import definitions
 from mtfc.backends.jax.backend import RESERVED
