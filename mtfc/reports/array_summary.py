@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from numbers import Real
 from typing import Any
 
 Figure = float | list[float]
@@ -21,14 +22,13 @@ def is_figure(array: Any) -> bool:
     return bool(array.ndim == 0 or (array.ndim == 1 and array.size <= MOST_ELEMENTS))
 
 
-def finite(number: float | None) -> float | None:
-    """Return a number as JSON can hold it: None for NaN and the infinities."""
-    return number if number is not None and math.isfinite(number) else None
-
-
-def finite_figure(figure: Figure) -> Any:
-    """Return a figure as JSON can hold it."""
-    return [finite(number) for number in figure] if isinstance(figure, list) else finite(figure)
+def finite(data: Any) -> Any:
+    """Return numbers, or lists and mappings of numbers, as JSON can hold them: None stands for NaN and the infinities."""
+    if isinstance(data, Real):
+        return data if math.isfinite(data) else None
+    if isinstance(data, Mapping):
+        return {str(key): finite(value) for key, value in data.items()}
+    return [*map(finite, data)] if isinstance(data, list | tuple) else data
 
 
 def figure_text(figure: Figure, text: Callable[[float], str] = "{:.6g}".format) -> str:

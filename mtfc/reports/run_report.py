@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mtfc.reports.array_summary import figure_text, finite, finite_figure, summary, summary_text
+from mtfc.reports.array_summary import figure_text, finite, summary, summary_text
 
 StepRecord = dict[str, Any]
 """An entry of `steps`: number from 1, loss, seconds, reported figures, and means of outputs with `--eval`."""
@@ -37,13 +37,3 @@ def step_text(step: StepRecord) -> str:
 def _number_text(value: float) -> str:
     """Write a truth value or whole number in full, any other number with at most six significant digits."""
     return str(value).lower() if isinstance(value, int) else f"{value:.6g}"
-
-
-def finite_step(step: StepRecord) -> StepRecord:
-    """Return the step for JSON, with None for numbers that are not finite."""
-    named: StepRecord = {
-        part: {k: finite_figure(v) for k, v in step[part].items()}
-        for part in ("report", "eval")
-        if part in step
-    }
-    return {**step, "loss": finite(step["loss"]), **named}

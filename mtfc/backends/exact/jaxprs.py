@@ -21,10 +21,9 @@ import numpy as np
 
 from mtfc.backends.exact.check import Evaluation, measured
 from mtfc.backends.exact.jax_rules import ON_FLOATS, RULES, Evaluator, Operands, Rule, bind, plain
-from mtfc.backends.exact.namespace import ExactNumpy
+from mtfc.backends.exact.namespace import ExactNumpy, digest, pseudo_random
 from mtfc.backends.exact.prime_field import PrimeField
 from mtfc.backends.exact.residues import POISON, ExactArray, applied, exact
-from mtfc.backends.exact.uninterpreted import digest, pseudo_random
 from mtfc.compiler.ir.ops.calls import applied_call
 
 LONGEST_LOOP = 128
