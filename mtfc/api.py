@@ -5,8 +5,8 @@ Every record comes from the driver function that the command calls for `--format
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cached_property, wraps
 from inspect import Parameter, signature
 from os import PathLike
@@ -21,7 +21,7 @@ from mtfc.compiler.cost.device_graph import Machine
 from mtfc.compiler.diagnostics import CompileError, Diagnostic
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import print_program
-from mtfc.driver.errors import UsageError, diagnostic_in_python, public
+from mtfc.driver.errors import UsageError, diagnostic_in_python, public, showing
 from mtfc.driver.loading.choice import Choice, settings_of
 from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
 from mtfc.driver.loading.placement_case import PlacementCase
@@ -310,7 +310,7 @@ class Compiled:
         from mtfc.driver.simulate import simulate_case, simulate_program
 
         target, sources = target_option(target), Sources()
-        with _showing(sources):
+        with showing(sources):
             if not isinstance(self._case, LayoutOnMesh):
                 other = simulate_case(self._case, self._placed, self.machines, target, sources)
                 return cast("Step", other.record())
@@ -429,7 +429,7 @@ def from_jax(
 
 def _read(path: PathOption) -> str:
     """Return a .mtf file's text. Raises `OSError`, and `CompileError` for a file that is not text."""
-    with _showing(Sources()):
+    with showing(Sources()):
         return decode(Path(path).read_bytes(), str(path))
 
 
@@ -485,7 +485,7 @@ def _compiled(text: str, file: PathOption, choice: Choice) -> Compiled:
     file, sources = file_option(file), Sources()
     sources.add_choice(choice)
     sources.texts[file] = program_text(text)
-    with _showing(sources):
+    with showing(sources):
         selection = choose(
             text, file, choice, neighbour=sources.neighbour, or_placement=True, or_multi_mesh=True
         )
@@ -544,7 +544,7 @@ def verify(
     number_option("seed", seed, 0, 2**32 - 1)
     # `verify` raises the precision of JAX's dots for the whole process
     kept = nullcontext() if all_sizes or backend == "numpy" else setting_kept("jax_default_matmul_precision")
-    with kept, _showing(sources := Sources()):
+    with kept, showing(sources := Sources()):
         return cast("Verification", verified(asked, sources).record())
 
 
@@ -554,7 +554,7 @@ def explain(path: PathOption, **options: Unpack[LoweringOptions]) -> Explanation
     from mtfc.driver.explain import explain as explained
 
     choice = choice_of(**options)
-    with _showing(sources := Sources()):
+    with showing(sources := Sources()):
         return cast("Explanation", explained(file_option(path), choice, sources).record())
 
 
@@ -581,7 +581,7 @@ def diff(
         )
     file, machine = file_option(path), path_option("target", target)
     layouts = [text for text in map(layout_option, (a, b)) if text is not None]
-    with _showing(sources := Sources()):
+    with showing(sources := Sources()):
         return cast("Difference", compared(file, choice, layouts, machine, sources).record())
 
 
@@ -595,7 +595,7 @@ def cost(path: PathOption, *, symbolic: bool = False, **options: Unpack[Lowering
     from mtfc.driver.cost import model_costs
 
     choice = choice_of(**options)
-    with _showing(sources := Sources()):
+    with showing(sources := Sources()):
         return cast("Costs", model_costs(file_option(path), choice, sources, symbolic).record())
 
 
@@ -610,7 +610,7 @@ def inspect(path: PathOption, target: str = "cpu", **options: Unpack[Compilation
     from mtfc.driver.inspect import inspect as inspected
 
     choice = choice_of(**options)
-    with _showing(sources := Sources()):
+    with showing(sources := Sources()):
         found = inspected(file_option(path), target_option(target), choice, sources)
         return attrs.evolve(found, texts=sources.with_library())
 
@@ -635,7 +635,7 @@ def report(
         seconds_option("search", search)
     if is_run(file):
         return run_page(file)
-    with _showing(sources := Sources()):
+    with showing(sources := Sources()):
         return layouts_page(file, choice, sources, machine, search)
 
 
@@ -681,15 +681,6 @@ def search(
         budget=budget,
         exhaustive=exhaustive,
     )
-    with _showing(sources := Sources()):
+    with showing(sources := Sources()):
         found = searched(asked, sources)
     return cast("Search", ShownRecord(found.result.record(), found.result.report))
-
-
-@contextmanager
-def _showing(sources: Sources) -> Iterator[None]:
-    """Attach to raised diagnostics the paragraphs that the command shows, with options written as arguments in Python."""
-    try:
-        yield
-    except CompileError as error:
-        raise CompileError(sources.shown(map(diagnostic_in_python, error.diagnostics))) from None

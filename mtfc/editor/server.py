@@ -35,9 +35,8 @@ from mtfc.editor.cursor import cursor_at
 from mtfc.editor.declarations import Declarations, Project, declarations
 from mtfc.editor.documents import SUFFIX, OpenDocuments, OpenTexts, is_library
 from mtfc.editor.figures import CaseFigures
-from mtfc.editor.jobs import Case, FiguresQueue, Worker
+from mtfc.editor.jobs import Case, Failed, FiguresQueue, Request, Worker, best_layout, cost_report
 from mtfc.editor.names import Occurrence, occurrences
-from mtfc.editor.worker import Failed, Request, best_layout, cost_report
 from mtfc.frontend.semantics.names import standard_library
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.format import format_source

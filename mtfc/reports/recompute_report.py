@@ -18,15 +18,14 @@ from mtfc.reports.table import count_text, flops_text
 
 @attrs.frozen
 class KeptLine(Summed):
-    """The figures of a line, in a step on one device. kept: bytes kept. saved: bytes no longer kept.
-
-    flops, sent: FLOPs and bytes sent that recomputation adds.
+    """The figures of a line, in a step on one device, by their keys in JSON: bytes kept for the backward pass, bytes no longer
+    kept, and the FLOPs and the bytes sent that recomputation adds.
     """
 
-    kept: int = 0
-    saved: int = 0
-    flops: int = 0
-    sent: int = 0
+    kept_bytes: int = 0
+    saved_bytes: int = 0
+    added_flops: int = 0
+    added_sent_bytes: int = 0
 
 
 @attrs.frozen
@@ -52,9 +51,9 @@ def _figures(sign: int, cost: PlacedCost) -> Iterator[tuple[Span | None, KeptLin
     """Yield the figures of each place in a step, which count with a sign."""
     for charge in cost.step:
         flops, sent = sign * whole(charge.flops), sign * whole(charge.sent.bytes)
-        yield charge.span, KeptLine(flops=flops, sent=sent)
+        yield charge.span, KeptLine(added_flops=flops, added_sent_bytes=sent)
     for span, size in cost.memory.kept:
-        yield span, KeptLine(kept=whole(size) if sign > 0 else 0, saved=-sign * whole(size))
+        yield span, KeptLine(whole(size) if sign > 0 else 0, -sign * whole(size))
 
 
 def recompute_report(found: Recomputation, sources: Mapping[str, str]) -> str:
@@ -63,9 +62,10 @@ def recompute_report(found: Recomputation, sources: Mapping[str, str]) -> str:
     on = f" on {found.machine}" if found.machine else ""
     limit = f"limit {bytes_text(found.limit)}" if isinstance(found.limit, int) else f"by `{found.limit}`"
     limit, total = f"  Memory {limit}{on}:", found.total
-    if not (total.saved or total.flops or total.sent):
+    if not (total.saved_bytes or total.added_flops or total.added_sent_bytes):
         return f"{limit} the step takes {before}, so nothing is computed again.\n"
-    more = [flops_text(total.flops)] + ([f"{bytes_text(total.sent)} sent"] if total.sent else [])
+    more = [flops_text(total.added_flops)]
+    more += [f"{bytes_text(total.added_sent_bytes)} sent"] if total.added_sent_bytes else []
     head = [
         f"{limit} {after} in place of {before}, for {' and '.join(more)} more.",
         "  By line: bytes kept for the backward pass, bytes no longer kept, and what computing again adds.",
@@ -80,12 +80,9 @@ def recompute_report(found: Recomputation, sources: Mapping[str, str]) -> str:
 
 
 def _cells(line: KeptLine) -> list[str]:
-    sizes = [bytes_text(each) if each > 0 else "" for each in (line.kept, line.saved)]
-    return [
-        *sizes,
-        count_text(line.flops) if line.flops > 0 else "",
-        bytes_text(line.sent) if line.sent > 0 else "",
-    ]
+    texts = (bytes_text, bytes_text, count_text, bytes_text)
+    figures = zip(texts, attrs.astuple(line), strict=True)
+    return [text(figure) if figure > 0 else "" for text, figure in figures]
 
 
 def recompute_json(found: Recomputation) -> dict[str, Any]:
@@ -95,15 +92,5 @@ def recompute_json(found: Recomputation) -> dict[str, Any]:
         "machine": found.machine,
         "memory_without": whole(found.without.memory.total),
         "memory_within": whole(found.within.memory.total),
-        "lines": [_line(span, line) for span, line in found.lines()],
-    }
-
-
-def _line(span: Span | None, line: KeptLine) -> dict[str, Any]:
-    return {
-        **place_json(span),
-        "kept_bytes": line.kept,
-        "saved_bytes": line.saved,
-        "added_flops": line.flops,
-        "added_sent_bytes": line.sent,
+        "lines": [{**place_json(span), **attrs.asdict(line)} for span, line in found.lines()],
     }

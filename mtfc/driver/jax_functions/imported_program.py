@@ -18,7 +18,7 @@ from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Layout, Mesh, Rules
 from mtfc.compiler.search.idle_axes import without_idle_axes
 from mtfc.driver.data.files import readable_texts
-from mtfc.driver.errors import UsageError, diagnostic_in_python, in_python, public, say
+from mtfc.driver.errors import UsageError, diagnostic_in_python, in_python, public, say, showing
 from mtfc.driver.jax_functions.plan import Plan, machine
 from mtfc.driver.jax_functions.plan_file import argument_sizes, check_sizes, read_plan, structure
 from mtfc.driver.jax_functions.xla_faults import met_faults
@@ -140,15 +140,13 @@ class ImportedProgram:
         sources, diagnostics = Sources(), Diagnostics()
         sources.texts["<--mesh>"] = mesh or ""
         dims = "".join(f"dim {name} = {size}\n" for name, size in self.dims.items())
-        try:
+        with showing(sources):
             module = elaborate(parse(dims, "<dims>", diagnostics), diagnostics)
             on = parse_mesh(mesh, module) if mesh else ONE_DEVICE
             sources.texts["<--layout>"] = layout = _of_parts(layout or "{}", self.imported.inputs, on)
             declared = parse_layout(layout, module, on)
             diagnostics.extend(check_layout(self.program, declared, layout_targets))
             diagnostics.raise_if_errors()
-        except CompileError as error:
-            raise CompileError(sources.shown(error.diagnostics)) from None
         return LayoutOnMesh(on, declared.layout)
 
     @public

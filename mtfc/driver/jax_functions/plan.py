@@ -16,7 +16,7 @@ from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import ARRAY_DTYPES, Axes, TensorType
 from mtfc.compiler.search.idle_axes import idle_axes, idle_note
 from mtfc.driver.data.files import readable_texts, write_text
-from mtfc.driver.errors import UsageError, public, say
+from mtfc.driver.errors import UsageError, public, say, showing
 from mtfc.driver.jax_functions.plan_file import argument_sizes, check_sizes, plan_text, structure
 from mtfc.driver.jax_functions.shardings import (
     PackedProgram,
@@ -606,15 +606,11 @@ def _dtype_of(x: Any) -> str:
 
 def machine(target: str) -> Hardware:
     """Return the machine of the library that a target names, or the one in a file. Raises `CompileError`."""
-    from mtfc.compiler.diagnostics import CompileError
     from mtfc.driver.loading.sources import Sources
     from mtfc.driver.loading.target import target_of
 
-    sources = Sources()
-    try:
+    with showing(sources := Sources()):
         return target_of(target, {}, sources)
-    except CompileError as error:
-        raise CompileError(sources.shown(error.diagnostics)) from None
 
 
 def _sizes_text(sizes: Mapping[str, int]) -> str:
