@@ -572,7 +572,7 @@ def diff(
 
     The layouts are by default the file's first two. With a machine as `target` the record has seconds, too.
     """
-    from mtfc.driver.diff import diff as compared
+    from mtfc.driver.cost import diff as compared
 
     choice = choice_of(**options, memory=memory)
     if (a is None) != (b is None):

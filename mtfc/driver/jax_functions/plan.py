@@ -466,8 +466,7 @@ class Plan:
         devices of this process. Print the result for tables. Nothing is computed. Raises `Unavailable`, and `ValueError` for an
         unknown target.
         """
-        from mtfc.driver.compiled_step import CompileTarget
-        from mtfc.driver.jax_functions.inspection import inspect_plan
+        from mtfc.driver.compiled_step import CompileTarget, inspect_plan
 
         return inspect_plan(self.program, CompileTarget.of(target), self.lowered if apply else None)
 

@@ -272,18 +272,28 @@ def place_of(span: Span | None, own: str | None, texts: Texts) -> list[int]:
 
 def _timeline(simulated: SimulatedLayout, texts: Texts) -> dict[str, Any]:
     """Return the rows of the timeline and its bars, in seconds."""
-    lanes, own = simulated.lanes(), simulated.file
-    events = [
-        [lanes.index(each.device), *bar(each, own, texts), each.detail.get("op", "loop")]
-        for each in simulated.events()
-    ]
+    lanes = simulated.lanes()
+    events = bars(simulated.events(), lanes, simulated.file, texts, "op")
     return {"lanes": lanes, "seconds": simulated.step.seconds, "events": events}
 
 
-def bar(event: Event, own: str | None, texts: Texts) -> list[Any]:
-    """Return the entries of a bar of a timeline: its name, start and length in seconds, stage, file and line."""
-    start, length = float(f"{event.start:.11g}"), short(event.end - event.start)
-    return [texts(event.name), start, length, event.stage, *place_of(event.span, own, texts)]
+def bars(
+    events: Iterable[Event], lanes: Sequence[str], own: str | None, texts: Texts, *details: str
+) -> list[list[Any]]:
+    """Return the entries of the bars of a timeline: lane, name, start and length in seconds, stage, file, line and details."""
+    numbers = {name: i for i, name in enumerate(lanes)}
+    return [
+        [
+            numbers[each.device],
+            texts(each.name),
+            float(f"{each.start:.11g}"),
+            short(each.end - each.start),
+            each.stage,
+            *place_of(each.span, own, texts),
+            *(each.detail.get(name, "loop") for name in details),
+        ]
+        for each in events
+    ]
 
 
 def short(seconds: float) -> float:
