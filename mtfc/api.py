@@ -21,12 +21,12 @@ from mtfc.compiler.cost.device_graph import Machine
 from mtfc.compiler.diagnostics import CompileError, Diagnostic
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import print_program
-from mtfc.driver.errors import UsageError, diagnostic_in_python, public, showing
+from mtfc.driver.errors import UsageError, diagnostic_in_python, public
 from mtfc.driver.loading.choice import Choice, settings_of
 from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
 from mtfc.driver.loading.placement_case import PlacementCase
 from mtfc.driver.loading.selection import Case, LayoutOnMesh, choose
-from mtfc.driver.loading.sources import Sources
+from mtfc.driver.loading.sources import Sources, showing
 from mtfc.driver.options import SearchOptions, VerifyOptions
 from mtfc.driver.running import execution
 from mtfc.driver.values import (

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     from mtfc.compiler.diagnostics import Diagnostic
-    from mtfc.driver.loading.sources import Sources
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -137,17 +136,6 @@ def _argument(match: re.Match[str]) -> str:
     name = ARGUMENTS.get(option, option.replace("-", "_"))
     value = (match[2] or "").strip('"')
     return f"`{name}`" if match[2] is None else f"`{name}={value!r}`"
-
-
-@contextmanager
-def showing(sources: Sources) -> Iterator[None]:
-    """Attach to raised diagnostics the paragraphs that the command shows, with options written as arguments in Python."""
-    from mtfc.compiler.diagnostics import CompileError
-
-    try:
-        yield
-    except CompileError as error:
-        raise CompileError(sources.shown(map(diagnostic_in_python, error.diagnostics))) from None
 
 
 def diagnostic_in_python(each: Diagnostic) -> Diagnostic:

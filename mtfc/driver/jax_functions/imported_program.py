@@ -18,14 +18,14 @@ from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Layout, Mesh, Rules
 from mtfc.compiler.search.idle_axes import without_idle_axes
 from mtfc.driver.data.files import readable_texts
-from mtfc.driver.errors import UsageError, diagnostic_in_python, in_python, public, say, showing
+from mtfc.driver.errors import UsageError, diagnostic_in_python, in_python, public, say
 from mtfc.driver.jax_functions.plan import Plan, machine
 from mtfc.driver.jax_functions.plan_file import argument_sizes, check_sizes, read_plan, structure
 from mtfc.driver.jax_functions.xla_faults import met_faults
 from mtfc.driver.loading.layout_targets import layout_targets
 from mtfc.driver.loading.memory_limit import limit_of, written_limit
 from mtfc.driver.loading.selection import ONE_DEVICE, LayoutOnMesh
-from mtfc.driver.loading.sources import Sources
+from mtfc.driver.loading.sources import Sources, showing
 from mtfc.driver.values import (
     LayoutOption,
     MemoryOption,

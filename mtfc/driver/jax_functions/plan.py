@@ -16,7 +16,7 @@ from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import ARRAY_DTYPES, Axes, TensorType
 from mtfc.compiler.search.idle_axes import idle_axes, idle_note
 from mtfc.driver.data.files import readable_texts, write_text
-from mtfc.driver.errors import UsageError, public, say, showing
+from mtfc.driver.errors import UsageError, public, say
 from mtfc.driver.jax_functions.plan_file import argument_sizes, check_sizes, plan_text, structure
 from mtfc.driver.jax_functions.shardings import (
     PackedProgram,
@@ -605,7 +605,7 @@ def _dtype_of(x: Any) -> str:
 
 def machine(target: str) -> Hardware:
     """Return the machine of the library that a target names, or the one in a file. Raises `CompileError`."""
-    from mtfc.driver.loading.sources import Sources
+    from mtfc.driver.loading.sources import Sources, showing
     from mtfc.driver.loading.target import target_of
 
     with showing(sources := Sources()):
