@@ -130,12 +130,6 @@ class Compiled:
             f"`{self._case.name}` is {self._case.kind}, whose processors run different programs: `jax()` returns them all"
         )
 
-    @cached_property
-    def _module(self) -> Program:
-        """The program with the functions that only modules need, such as `value_and_grad`."""
-        assert isinstance(self._case, LayoutOnMesh), "other layouts have no single program"
-        return self._case.lower(self._placed, "module")
-
     def __repr__(self) -> str:
         from mtfc.reports.notebook import line, summary_line
 
@@ -166,8 +160,6 @@ class Compiled:
         return self._source("jax")
 
     def _source(self, backend: str) -> str:
-        if isinstance(self._case, LayoutOnMesh):
-            return execution.source(self._module, backend)
         if isinstance(self._case, PlacementCase) and backend != "jax":
             name = self._case.name
             raise UsageError(
@@ -551,7 +543,7 @@ def verify(
 @_taking(LoweringOptions)
 def explain(path: PathOption, **options: Unpack[LoweringOptions]) -> Explanation:
     """Explain which rule of a layout causes which collective, through which lines: the record of `mtfc explain --format json`."""
-    from mtfc.driver.explain import explain as explained
+    from mtfc.driver.cost import explain as explained
 
     choice = choice_of(**options)
     with showing(sources := Sources()):

@@ -17,11 +17,11 @@ from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.passes.fuse_attention import reasons
+from mtfc.driver.cost import sent_under
 from mtfc.driver.data.array_files import CHECKPOINTS, remote_steps, steps_in
 from mtfc.driver.data.files import RemoteFolder, is_remote, write_text
 from mtfc.driver.draw import drawn
 from mtfc.driver.errors import UsageError, reason_of
-from mtfc.driver.explain import sent_under
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import UNDISTRIBUTED, Case, LayoutOnMesh, Selection, say_left_out, select
 from mtfc.driver.loading.sources import Sources, known_as

@@ -202,8 +202,7 @@ def best_layout(
 
 def cost_report(file: str, layout: str | None, target: str | None, sources: EditorSources) -> str:
     """Return the costs by line, the causes of collectives and the time of a step under a layout, as text."""
-    from mtfc.driver.cost import model_costs
-    from mtfc.driver.explain import explain
+    from mtfc.driver.cost import explain, model_costs
     from mtfc.driver.simulate import simulate
 
     choice = Choice(layout=layout)

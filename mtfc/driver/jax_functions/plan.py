@@ -22,6 +22,7 @@ from mtfc.driver.jax_functions.shardings import (
     PackedProgram,
     Unsaid,
     explicit_axes,
+    model_parallel,
     of_any_functions,
     one_use,
     only_axes,
@@ -203,8 +204,6 @@ class Plan:
 
         Raises `ValueError` for a plan that Keras cannot express, and `Unavailable`.
         """
-        from mtfc.driver.jax_functions.keras_distribution import model_parallel
-
         _ = self.mesh  # raises `Unavailable` if there are too few devices
         return model_parallel(self.imported, self.case.mesh, self.stored)
 
@@ -494,7 +493,7 @@ class Plan:
 
         For a plan that a search has found, also the next best plan of the search, with its price and the lines that differ.
         """
-        from mtfc.driver.explain import explained_layout
+        from mtfc.driver.cost import explained_layout
 
         found = explained_layout(self.imported.program, self.case, self.program)
         parts = [
