@@ -516,19 +516,8 @@ def verify(
     from mtfc.driver.verification.verify import verify as verified
 
     choice, files = choice_of(**options), (path_option("data", data), path_option("params", params))
-    asked = VerifyOptions(
-        file_option(path),
-        choice,
-        backend,
-        dtype,
-        *files,
-        params_partial,
-        seed,
-        exact,
-        budget,
-        step,
-        all_sizes,
-    )
+    arrays = (*files, params_partial, seed)
+    asked = VerifyOptions(file_option(path), choice, *arrays, backend, dtype, exact, budget, step, all_sizes)
     if budget is not None:
         seconds_option("budget", budget)
     one_of("backend", backend or "numpy", tuple(BACKENDS))
