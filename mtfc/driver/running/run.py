@@ -40,8 +40,7 @@ from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import RunOptions
 from mtfc.driver.running.execution import Session, loaded
 from mtfc.driver.running.nan_search import StepInputs, cause_in_step
-from mtfc.reports.array_summary import finite, is_figure
-from mtfc.reports.run_report import StepRecord, summaries_of, summaries_text
+from mtfc.reports.array_summary import StepRecord, finite, is_figure, summaries_of, summaries_text
 
 
 @attrs.frozen
