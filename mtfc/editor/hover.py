@@ -11,8 +11,8 @@ from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.printer import axes_text, bytes_text, shown_layout
 from mtfc.compiler.ir.types import WRITTEN_BYTES, Mesh, TensorType
 from mtfc.editor import signatures
-from mtfc.editor.buffers import TextBuffer
 from mtfc.editor.declarations import KINDS, Declarations, DeclaredSymbol, Project
+from mtfc.editor.documents import TextBuffer
 from mtfc.editor.figures import CaseFigures, ValueFigures, defined_in
 from mtfc.editor.names import Body, Occurrence, statements
 from mtfc.editor.token_kinds import END_OF_LINE

@@ -153,18 +153,11 @@ class ExactReference:
         return self.results[name, draw]
 
     def compare(self, lowered: Program, text: str | None = None) -> ExactResult:
-        """Compare a lowered program. text: its NumPy module, if it is not the one that the backend generates.
+        """Compare a program, as far as its functions take inputs. text: its NumPy module, if the backend does not generate it.
 
         Raises `NotExact` if the module needs a function without a meaning in the field.
         """
         text = backend.generate(lowered) if text is None else text
-        return self.compare_text(lowered.functions, text)
-
-    def compare_text(self, functions: Sequence[Function], text: str) -> ExactResult:
-        """Compare the text of a NumPy module with these functions, as far as they take inputs.
-
-        Raises `NotExact` if the module needs a function without a meaning in the field.
-        """
 
         def computing(field: PrimeField) -> Compute:
             module = loaded(text, field)
@@ -177,7 +170,7 @@ class ExactReference:
 
             return compute
 
-        return self._compared(functions, computing)
+        return self._compared(lowered.functions, computing)
 
     def compare_computed(
         self, name: str, compute: Callable[[Arrays, ExactNumpy, RandomNumbers], Arrays]
@@ -438,8 +431,11 @@ class Evaluation:
     longest = ITERATIONS
     """The number of iterations after which a loop that only data ends is left."""
 
+    numpy: type[ExactNumpy] = ExactNumpy
+    """The class of NumPy's functions."""
+
     def __init__(self, field: PrimeField) -> None:
-        self.np, self.random = ExactNumpy(field), RandomNumbers(field)
+        self.np, self.random = self.numpy(field), RandomNumbers(field)
 
     def __call__(self, shard: Shard, *arrays: ExactArray) -> Any:
         """Return the results of one equation."""

@@ -149,10 +149,7 @@ class ImportedEvaluation(Evaluation):
     """The evaluation of an imported program, op by op, with its calls interpreted."""
 
     longest = LONGEST_LOOP
-
-    def __init__(self, field: PrimeField) -> None:
-        super().__init__(field)
-        self.np = ImportedNumpy(field)
+    numpy = ImportedNumpy
 
 
 # Facts

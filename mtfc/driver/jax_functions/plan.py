@@ -37,7 +37,8 @@ from mtfc.frontend.jaxpr.tracing import by_place, value_of
 from mtfc.frontend.layouts.layout_text import rules_text
 
 if TYPE_CHECKING:
-    from mtfc.compiler.cost.hardware import Device, Hardware
+    from mtfc.compiler.cost.hardware import Hardware
+    from mtfc.compiler.cost.volumes import PlacedCost
     from mtfc.compiler.search.found import Found
     from mtfc.driver.draw import Drawing
     from mtfc.driver.records import LayoutCost, Step
@@ -444,18 +445,23 @@ class Plan:
     @public
     def cost(self) -> LayoutCost:
         """Return the computation, communication and memory of one device, as `mtfc cost --format json` does."""
-        from mtfc.compiler.cost.volumes import layout_cost
         from mtfc.reports.cost_report import layout_json
 
-        return layout_json(layout_cost(self.program, device=self._device))  # type: ignore[return-value]
+        return layout_json(self._cost)  # type: ignore[return-value]
 
     def report(self) -> str:
         """Return the cost by line of the user's Python."""
-        from mtfc.compiler.cost.volumes import layout_cost
         from mtfc.reports.cost_report import layout_report
 
-        cost = layout_cost(self.program, device=self._device)
-        return layout_report(cost, _texts(charge.span for charge in cost.step))
+        return layout_report(self._cost, _texts(charge.span for charge in self._cost.step))
+
+    @property
+    def _cost(self) -> PlacedCost:
+        """The cost on the device of the memory limit or of the search, whose memory counts."""
+        from mtfc.compiler.cost.volumes import layout_cost
+
+        device = self.case.device or (self.hardware.device if self.hardware else None)
+        return layout_cost(self.program, device=device)
 
     @public
     def inspect(self, target: str = "cpu", apply: bool = False) -> Inspection:
@@ -476,11 +482,6 @@ class Plan:
         with jax.sharding.set_mesh(plan.mesh):
             jitted = (jax.jit(f, out_shardings=plan.out_shardings) for f in (plan.apply(), plan.function))
             return [each.lower(*args, **kwargs) for each in jitted]
-
-    @property
-    def _device(self) -> Device | None:
-        """The device whose memory counts: that of the memory limit, or of the search."""
-        return self.case.device or (self.hardware.device if self.hardware else None)
 
     @property
     def memory(self) -> int:

@@ -90,8 +90,7 @@ def _compared(reference: ExactReference, multi_mesh: MultiMeshProgram) -> ExactR
     """Return the exact comparison of a program on several meshes."""
     from mtfc.meshes.module import generate
 
-    text = generate(multi_mesh, "numpy")
-    return reference.compare_text(multi_mesh.differentiated.functions, text)
+    return reference.compare(multi_mesh.differentiated, generate(multi_mesh, "numpy"))
 
 
 def _placed(reference: ExactReference, case: PlacementCase) -> ExactResult:
