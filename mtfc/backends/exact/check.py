@@ -124,6 +124,13 @@ class ExactReference:
     derives: bool = True
     attention: tuple[Pass, ...] = (FuseAttention(),)
     resized: Callable[[Program], Program] = lambda program: program
+    results: dict[tuple[str, int], tuple[Arrays, Arrays]] = attrs.field(factory=dict, init=False, eq=False)
+    """(function, draw) -> arguments and outputs."""
+
+    derivatives: dict[tuple[Any, ...], tuple[np.uint64, bool]] = attrs.field(
+        factory=dict, init=False, eq=False
+    )
+    """(draw, arguments) -> the derivative along the random direction of these arguments: see `_derivative`."""
 
     @cached_property
     def functions(self) -> Mapping[str, tuple[Function, Program]]:
@@ -132,16 +139,6 @@ class ExactReference:
         passes = (*self.attention, MixedPrecision(), *derivatives, BindTraining())
         program = self.resized(run(self.program, passes))
         return {f.name: (f, program) for f in program.functions}
-
-    @cached_property
-    def results(self) -> dict[tuple[str, int], tuple[Arrays, Arrays]]:
-        """(function, draw) -> arguments and outputs."""
-        return {}
-
-    @cached_property
-    def derivatives(self) -> dict[tuple[Any, ...], tuple[np.uint64, bool]]:
-        """(draw, arguments) -> the derivative along the random direction of these arguments: see `_derivative`."""
-        return {}
 
     def expected(self, name: str, draw: int) -> tuple[Arrays, Arrays]:
         """Return the arguments and the outputs of a function, by name."""

@@ -30,9 +30,9 @@ from mtfc.backends.exact.residues import (
 from mtfc.backends.exact.sums import cumulative, einsum, largest, product, total
 from mtfc.compiler.ir.ops.calls import FUNCTIONS, OnShards, fronts_of
 
-MOVES = frozenset(
-    {"moveaxis", "roll", "expand_dims", "flip", "broadcast_to", "ascontiguousarray", "transpose", "reshape"}
-)
+MOVES = frozenset({
+    "moveaxis", "roll", "expand_dims", "flip", "broadcast_to", "ascontiguousarray", "transpose", "reshape", "take_along_axis",
+})  # fmt: skip
 """Functions that move the elements of one array."""
 
 REDUCTIONS: dict[str, Callable[[ExactArray, Any, bool], ExactArray]] = {
@@ -217,9 +217,6 @@ class ExactNumpy:
 
     def stack(self, arrays: Sequence[ExactArray], axis: int = 0) -> ExactArray:
         return combined(lambda *xs: np.stack(xs, axis), *(exact(self.field, x) for x in arrays))
-
-    def take_along_axis(self, x: ExactArray, indices: ExactArray, axis: int) -> ExactArray:
-        return x.mapped(lambda v: np.take_along_axis(v, indices.values, axis))
 
     def pad(self, x: ExactArray, widths: Any, constant_values: Any) -> ExactArray:
         value = exact(self.field, constant_values, x.dtype)

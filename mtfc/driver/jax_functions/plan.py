@@ -66,6 +66,8 @@ class Plan:
     hardware: Hardware | None = None
     has_explicit_axes: bool = False
     devices: tuple[Any, ...] = ()
+    _of_shapes: dict[tuple[tuple[int, ...], ...], Plan] = attrs.field(factory=dict, init=False)
+    """The plans that `for_sizes` has made, by the shapes of all arguments."""
 
     def with_explicit_axes(self) -> Plan:
         """Return the plan with a mesh for JAX's explicit sharding: arrays then have their shardings in their types."""
@@ -100,7 +102,7 @@ class Plan:
 
     @property
     def mesh_text(self) -> str:
-        return _sizes_text(self.case.mesh.sizes)
+        return self.case.mesh.axes_text
 
     # Shardings
 
@@ -275,7 +277,8 @@ class Plan:
         if not explicit:
             return compute(leaves)
         if dict(mesh.shape) != dict(self.case.mesh.sizes):
-            raise UsageError(f"the mesh is {_sizes_text(mesh.shape)}, and the plan is for {self.mesh_text}")
+            axes = ", ".join(f"{name}: {size}" for name, size in mesh.shape.items())
+            raise UsageError(f"the mesh is {axes}, and the plan is for {self.mesh_text}")
         results = tuple(only_axes(each.spec, explicit) for each in jax.tree.leaves(self.out_shardings))
         on_auto_axes = jax.sharding.auto_axes(lambda *xs: tuple(compute(xs)), out_sharding=results)
         found: Sequence[Any] = on_auto_axes(*map(jax.numpy.asarray, leaves))
@@ -406,11 +409,6 @@ class Plan:
             self._of_shapes[shapes] = attrs.evolve(self, imported=other)
         return self._of_shapes[shapes]
 
-    @cached_property
-    def _of_shapes(self) -> dict[tuple[tuple[int, ...], ...], Plan]:
-        """The plans that `for_sizes` has made, by the shapes of all arguments."""
-        return {}
-
     @public
     def pack(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Place the arguments on the devices as `packed_step` takes them: with an axis for each factor, split as planned."""
@@ -523,7 +521,7 @@ class Plan:
         seconds, memory = other.figures["time"], other.figures["memory"]
         rules = rules_text(layout) or "nothing is split"
         title = (
-            f"The next best plan of the search: {rules} on {_sizes_text(mesh.sizes)}. It takes {seconds_text(seconds)} and "
+            f"The next best plan of the search: {rules} on {mesh.axes_text}. It takes {seconds_text(seconds)} and "
             f"{bytes_text(round(memory))}.\n"
         )
         return title + difference_of(one, other).report(readable_texts(files))
@@ -610,10 +608,6 @@ def machine(target: str) -> Hardware:
 
     with showing(sources := Sources()):
         return target_of(target, {}, sources)
-
-
-def _sizes_text(sizes: Mapping[str, int]) -> str:
-    return ", ".join(f"{name}: {size}" for name, size in sizes.items())
 
 
 def _splits(type: TensorType) -> dict[str, Axes]:
