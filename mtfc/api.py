@@ -5,8 +5,8 @@ Every record comes from the driver function that the command calls for `--format
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cached_property, wraps
 from inspect import Parameter, signature
 from os import PathLike
@@ -25,7 +25,7 @@ from mtfc.driver.errors import UsageError, diagnostic_in_python, public
 from mtfc.driver.loading.cases import MultiMeshCase, PlacementCase
 from mtfc.driver.loading.choice import Choice, settings_of
 from mtfc.driver.loading.selection import Case, LayoutOnMesh, choose
-from mtfc.driver.loading.sources import Sources
+from mtfc.driver.loading.sources import Sources, showing
 from mtfc.driver.options import SearchOptions, VerifyOptions
 from mtfc.driver.running import execution
 from mtfc.driver.values import (
@@ -129,12 +129,6 @@ class Compiled:
             f"`{self._case.name}` is {self._case.kind}, whose processors run different programs: `jax()` returns them all"
         )
 
-    @cached_property
-    def _module(self) -> Program:
-        """The program with the functions that only modules need, such as `value_and_grad`."""
-        assert isinstance(self._case, LayoutOnMesh), "other layouts have no single program"
-        return self._case.lower(self._placed, "module")
-
     def __repr__(self) -> str:
         from mtfc.reports.notebook import line, summary_line
 
@@ -165,8 +159,6 @@ class Compiled:
         return self._source("jax")
 
     def _source(self, backend: str) -> str:
-        if isinstance(self._case, LayoutOnMesh):
-            return execution.source(self._module, backend)
         if isinstance(self._case, PlacementCase) and backend != "jax":
             name = self._case.name
             raise UsageError(
@@ -309,7 +301,7 @@ class Compiled:
         from mtfc.driver.simulate import simulate_case, simulate_program
 
         target, sources = target_option(target), Sources()
-        with _showing(sources):
+        with showing(sources):
             if not isinstance(self._case, LayoutOnMesh):
                 other = simulate_case(self._case, self._placed, self.machines, target, sources)
                 return cast("Step", other.record())
@@ -428,7 +420,7 @@ def from_jax(
 
 def _read(path: PathOption) -> str:
     """Return a .mtf file's text. Raises `OSError`, and `CompileError` for a file that is not text."""
-    with _showing(Sources()):
+    with showing(Sources()):
         return decode(Path(path).read_bytes(), str(path))
 
 
@@ -484,7 +476,7 @@ def _compiled(text: str, file: PathOption, choice: Choice) -> Compiled:
     file, sources = file_option(file), Sources()
     sources.add_choice(choice)
     sources.texts[file] = program_text(text)
-    with _showing(sources):
+    with showing(sources):
         selection = choose(
             text, file, choice, neighbour=sources.neighbour, or_placement=True, or_multi_mesh=True
         )
@@ -523,19 +515,8 @@ def verify(
     from mtfc.driver.verification.verify import verify as verified
 
     choice, files = choice_of(**options), (path_option("data", data), path_option("params", params))
-    asked = VerifyOptions(
-        file_option(path),
-        choice,
-        backend,
-        dtype,
-        *files,
-        params_partial,
-        seed,
-        exact,
-        budget,
-        step,
-        all_sizes,
-    )
+    arrays = (*files, params_partial, seed)
+    asked = VerifyOptions(file_option(path), choice, *arrays, backend, dtype, exact, budget, step, all_sizes)
     if budget is not None:
         seconds_option("budget", budget)
     one_of("backend", backend or "numpy", tuple(BACKENDS))
@@ -543,17 +524,17 @@ def verify(
     number_option("seed", seed, 0, 2**32 - 1)
     # `verify` raises the precision of JAX's dots for the whole process
     kept = nullcontext() if all_sizes or backend == "numpy" else setting_kept("jax_default_matmul_precision")
-    with kept, _showing(sources := Sources()):
+    with kept, showing(sources := Sources()):
         return cast("Verification", verified(asked, sources).record())
 
 
 @_taking(LoweringOptions)
 def explain(path: PathOption, **options: Unpack[LoweringOptions]) -> Explanation:
     """Explain which rule of a layout causes which collective, through which lines: the record of `mtfc explain --format json`."""
-    from mtfc.driver.explain import explain as explained
+    from mtfc.driver.cost import explain as explained
 
     choice = choice_of(**options)
-    with _showing(sources := Sources()):
+    with showing(sources := Sources()):
         return cast("Explanation", explained(file_option(path), choice, sources).record())
 
 
@@ -571,7 +552,7 @@ def diff(
 
     The layouts are by default the file's first two. With a machine as `target` the record has seconds, too.
     """
-    from mtfc.driver.diff import diff as compared
+    from mtfc.driver.cost import diff as compared
 
     choice = choice_of(**options, memory=memory)
     if (a is None) != (b is None):
@@ -580,7 +561,7 @@ def diff(
         )
     file, machine = file_option(path), path_option("target", target)
     layouts = [text for text in map(layout_option, (a, b)) if text is not None]
-    with _showing(sources := Sources()):
+    with showing(sources := Sources()):
         return cast("Difference", compared(file, choice, layouts, machine, sources).record())
 
 
@@ -594,7 +575,7 @@ def cost(path: PathOption, *, symbolic: bool = False, **options: Unpack[Lowering
     from mtfc.driver.cost import model_costs
 
     choice = choice_of(**options)
-    with _showing(sources := Sources()):
+    with showing(sources := Sources()):
         return cast("Costs", model_costs(file_option(path), choice, sources, symbolic).record())
 
 
@@ -609,7 +590,7 @@ def inspect(path: PathOption, target: str = "cpu", **options: Unpack[Compilation
     from mtfc.driver.inspect import inspect as inspected
 
     choice = choice_of(**options)
-    with _showing(sources := Sources()):
+    with showing(sources := Sources()):
         found = inspected(file_option(path), target_option(target), choice, sources)
         return attrs.evolve(found, texts=sources.with_library())
 
@@ -634,7 +615,7 @@ def report(
         seconds_option("search", search)
     if is_run(file):
         return run_page(file)
-    with _showing(sources := Sources()):
+    with showing(sources := Sources()):
         return layouts_page(file, choice, sources, machine, search)
 
 
@@ -680,15 +661,6 @@ def search(
         budget=budget,
         exhaustive=exhaustive,
     )
-    with _showing(sources := Sources()):
+    with showing(sources := Sources()):
         found = searched(asked, sources)
     return cast("Search", ShownRecord(found.result.record(), found.result.report))
-
-
-@contextmanager
-def _showing(sources: Sources) -> Iterator[None]:
-    """Attach to raised diagnostics the paragraphs that the command shows, with options written as arguments in Python."""
-    try:
-        yield
-    except CompileError as error:
-        raise CompileError(sources.shown(map(diagnostic_in_python, error.diagnostics))) from None

@@ -19,7 +19,7 @@ from mtfc.compiler.ir.verifier import VerifyError, verify
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import RunOptions
 from mtfc.driver.running.run import run
-from mtfc.reports.run_report import step_text
+from mtfc.reports.array_summary import step_text
 from tests.harness import (
     STEP,
     agree,

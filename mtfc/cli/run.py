@@ -20,7 +20,7 @@ from mtfc.driver.errors import UsageError
 from mtfc.driver.options import RunOptions
 from mtfc.driver.running.generation import Generation
 from mtfc.driver.running.run import run as run_model
-from mtfc.reports.run_report import StepRecord, step_text
+from mtfc.reports.array_summary import StepRecord, step_text
 
 OPTIONS = f"""{SOURCE}
   --backend {"|".join(BACKENDS)}    the backend that executes (default: jax, as `mtfc train`; numpy without JAX)

@@ -2,12 +2,16 @@
 
 A child process compiles our own program, so that the devices, the flags and the end of the compiler are the child's own. Only a
 program with `call`s is compiled in this process, which has their functions.
+
+XLA's partitioner chooses the collectives of a jitted function. The text of the compiled program names the call stack of each
+collective, so the report can say which line sends more than predicted, and whether the constraints of `plan.apply` mend that.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from time import perf_counter
 from typing import Any
 
@@ -27,9 +31,12 @@ from mtfc.compiler.cost.volumes import Charge, PlacedCost, SentVolume, layout_co
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Function, Program, source_file, walk
 from mtfc.compiler.ir.ops.collectives import KINDS
+from mtfc.driver.data.files import readable_texts
 from mtfc.driver.errors import FailedRequest, UsageError
+from mtfc.driver.training.user_code import OWN
 from mtfc.driver.verification import checks
 from mtfc.frontend.hardware_targets import find_hardware
+from mtfc.frontend.jaxpr.user_lines import is_library
 from mtfc.frontend.semantics.names.standard_library import library_machines
 from mtfc.reports.inspection import Inspection, StepFigures
 
@@ -204,6 +211,26 @@ def inspected(program: Program, target: CompileTarget) -> Inspection:
     return Inspection(cost, target.named(cost.mesh.devices), found.compiler, found.seconds, roads)
 
 
+Lower = Callable[[Sequence[Any]], Sequence[Any]]
+"""Returns `plan.apply`, and the function with shardings alone, as `jax.stages.Lowered` for devices."""
+
+
+def inspect_plan(program: Program, target: CompileTarget, lower: Lower | None) -> Inspection:
+    """Compile `plan.step`; and `plan.apply` and the function with shardings alone if `lower` makes these for devices.
+
+    Raises `UsageError`, `Unavailable` and `FailedRequest`.
+    """
+    found = inspected(program, target)
+    places = [each.span for road in found.roads.values() for each in road.charges if each.span is not None]
+    found = attrs.evolve(found, texts=readable_texts(span.file for span in places))
+    if lower is None:
+        return found
+    with doing(f"compiling plan.apply for {found.target}"):
+        done = [compiled(each, target) for each in lower(target.devices(found.cost.mesh.devices))]
+        more = [figures(checked(each, target), user_place) for each in done]
+    return attrs.evolve(found, roads={**found.roads, **dict(zip(("apply", "shardings"), more, strict=True))})
+
+
 # Figures
 
 
@@ -273,3 +300,11 @@ def generated_places(source: str, function: Function) -> Callable[[Frames], Span
         return next((span for span in found if span is not None), None)
 
     return place
+
+
+def user_place(frames: Frames) -> Span | None:
+    """Return the innermost line of the imported function outside of libraries, or else the innermost one."""
+    known = [*takewhile(lambda frame: not frame[0].startswith(OWN), frames)]
+    own = (frame for frame in known if not is_library(frame[0]))
+    place = next(own, known[0] if known else None)
+    return place and Span(place[0], place[1], 1, place[1], 2)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 
-from mtfc.driver.compiled_step import CompileTarget, inspected
+from mtfc.driver.compiled_step import CompileTarget, inspect_plan, inspected
 from mtfc.driver.errors import UsageError
 from mtfc.driver.jax_functions.function_source import FunctionSource
-from mtfc.driver.jax_functions.inspection import inspect_plan
 from mtfc.driver.jax_functions.verification import plan_on_devices
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import select

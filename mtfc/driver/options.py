@@ -24,6 +24,19 @@ class FileOptions:
 
 
 @attrs.frozen
+class ArrayOptions(FileOptions):
+    """The arrays that a model computes on. `data` and `params` are paths of files of arrays, the parameters' initial values.
+
+    params_partial: draw the parameters that `params` lacks. seed: of drawn arrays.
+    """
+
+    data: str | None = None
+    params: str | None = None
+    params_partial: bool = False
+    seed: int = 0
+
+
+@attrs.frozen
 class CompileOptions(FileOptions):
     """The options of a compilation. passes: a pipeline as text, in place of the passes that the kind needs.
 
@@ -42,8 +55,8 @@ class CompileOptions(FileOptions):
 
 
 @attrs.frozen
-class RunOptions(FileOptions):
-    """The options of an execution or a training run. `data`, `eval`, `params` and `save` are paths of files of arrays.
+class RunOptions(ArrayOptions):
+    """The options of an execution or a training run. `eval` and `save` are paths of files of arrays.
 
     backend: None runs on JAX, as a training run does, or on NumPy where JAX is not installed.
     generation: the prompts that a model continues, in place of `data`.
@@ -55,12 +68,8 @@ class RunOptions(FileOptions):
     backend: str | None = None
     train: bool = False
     steps: int | None = None
-    data: str | None = None
     eval: str | None = None
-    params: str | None = None
-    params_partial: bool = False
     save: str | None = None
-    seed: int = 0
     generation: Generation | None = None
     debug_nans: bool = False
     averages: bool = False
@@ -76,7 +85,7 @@ class Metric:
 
 
 @attrs.frozen
-class TrainOptions(FileOptions):
+class TrainOptions(ArrayOptions):
     """The options of a training run. None leaves a choice to the data or to the length of the run.
 
     tokenizer: the file of a tokenizer, for text in `data` and `eval`. folder: of checkpoints and `metrics.jsonl`; without it
@@ -90,14 +99,10 @@ class TrainOptions(FileOptions):
 
     steps: int | None = None
     epochs: int | None = None
-    data: str | None = None
     eval: str | None = None
     tokenizer: str | None = None
     eval_every: int | None = None
     eval_batches: int | None = None
-    params: str | None = None
-    params_partial: bool = False
-    seed: int = 0
     folder: str | None = None
     save_every: int | None = None
     save_minutes: float | None = None
@@ -183,8 +188,8 @@ class EvalOptions(FileOptions):
 
 
 @attrs.frozen
-class VerifyOptions(FileOptions):
-    """The options of a verification. `data` and `params` are paths of files of arrays. backend: None runs both backends.
+class VerifyOptions(ArrayOptions):
+    """The options of a verification. backend: None runs both backends.
 
     exact: run the exact check, too. budget: seconds for all checks; None gives each check its own time. step: compare the
     training step with its declaration, and nothing else. all_sizes: run the exact check for every size, and nothing else.
@@ -192,10 +197,6 @@ class VerifyOptions(FileOptions):
 
     backend: str | None = None
     dtype: str | None = None
-    data: str | None = None
-    params: str | None = None
-    params_partial: bool = False
-    seed: int = 0
     exact: bool = True
     budget: float | None = None
     step: bool = False

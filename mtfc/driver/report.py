@@ -17,11 +17,11 @@ from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.passes.fuse_attention import reasons
+from mtfc.driver.cost import sent_under
 from mtfc.driver.data.array_files import CHECKPOINTS, remote_steps, steps_in
 from mtfc.driver.data.files import RemoteFolder, is_remote, write_text
 from mtfc.driver.draw import drawn
 from mtfc.driver.errors import UsageError, reason_of
-from mtfc.driver.explain import sent_under
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import UNDISTRIBUTED, Case, LayoutOnMesh, Selection, say_left_out, select
 from mtfc.driver.loading.sources import Sources, known_as
@@ -36,9 +36,8 @@ from mtfc.meshes.multi_mesh_step import multi_mesh_step
 from mtfc.reports.meshes_report import SimulatedMeshes
 from mtfc.reports.page.document import FORMAT, document
 from mtfc.reports.page.layout_data import ReportedLayout, report_json
-from mtfc.reports.page.mesh_data import ReportedMeshes, meshes_json
-from mtfc.reports.page.placement_data import ReportedPlacement, placements_json
 from mtfc.reports.page.run_data import run_json
+from mtfc.reports.page.step_data import ReportedMeshes, ReportedPlacement, steps_json
 from mtfc.reports.plan_figures import PlanFigures
 
 if TYPE_CHECKING:
@@ -143,14 +142,19 @@ def _multi_mesh_page(selection: Selection, target: str | None, sources: Sources)
         ReportedMeshes(each, SimulatedMeshes.of(multi_mesh_step(each, hardware), hardware))
         for each in programs
     ]
-    data = meshes_json(found, hardware, sources.texts)
-    return _titled(selection, "layout", [case.name for case in selection.multi_mesh], data)
+    return _titled(selection, "layout", found, hardware, sources)
 
 
-def _titled(selection: Selection, kind: str, names: Sequence[str], data: Mapping[str, Any]) -> ReportPage:
+def _titled(
+    selection: Selection,
+    kind: str,
+    found: Sequence[ReportedMeshes] | Sequence[ReportedPlacement],
+    machine: Machine,
+    sources: Sources,
+) -> ReportPage:
     """Return the page of layouts of several meshes, or of placements."""
-    shown = f"{kind}s side by side" if len(names) > 1 else f"{kind} {names[0]}"
-    return _page_of(f"{selection.program.name}: {shown}", data)
+    shown = f"{kind}s side by side" if len(found) > 1 else f"{kind} {found[0].simulated.name}"
+    return _page_of(f"{selection.program.name}: {shown}", steps_json(found, machine, sources.texts))
 
 
 def _placements_page(selection: Selection, target: str | None, sources: Sources) -> ReportPage:
@@ -167,8 +171,7 @@ def _placements_page(selection: Selection, target: str | None, sources: Sources)
         _reported_placement(each, selection.program, hardware, target)
         for each in each_of(placements, "placement")
     ]
-    data = placements_json(found, hardware, sources.texts)
-    return _titled(selection, "placement", [each.name for each in placements], data)
+    return _titled(selection, "placement", found, hardware, sources)
 
 
 def _reported_placement(

@@ -12,8 +12,7 @@ from mtfc.driver import help_pages
 from mtfc.driver.check import check_source
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.choice import Choice
-from mtfc.editor.buffers import TextBuffer
-from mtfc.editor.documents import EditorSources, OpenDocuments, OpenTexts, is_library, uri_of
+from mtfc.editor.documents import EditorSources, OpenDocuments, OpenTexts, TextBuffer, is_library, uri_of
 
 SOURCE = "mtfc"
 

@@ -8,16 +8,14 @@ import attrs
 from lsprotocol.types import CodeLens, Command, InlayHint, InlayHintKind, Range
 
 from mtfc.compiler.diagnostics import Span
-from mtfc.compiler.ir.initializers import DISTRIBUTIONS
 from mtfc.compiler.ir.printer import axes_text, bytes_text, shown_layout
 from mtfc.compiler.ir.types import WRITTEN_BYTES, Mesh, TensorType
 from mtfc.editor import signatures
-from mtfc.editor.buffers import TextBuffer
-from mtfc.editor.declarations import Declarations, DeclaredSymbol, Project
+from mtfc.editor.declarations import KINDS, Declarations, DeclaredSymbol, Project
+from mtfc.editor.documents import TextBuffer
 from mtfc.editor.figures import CaseFigures, ValueFigures, defined_in
 from mtfc.editor.names import Body, Occurrence, statements
 from mtfc.editor.token_kinds import END_OF_LINE
-from mtfc.frontend.semantics.calls.builtin_calls import BUILTINS
 from mtfc.frontend.syntax import ast
 from mtfc.reports.step_report import seconds_text
 from mtfc.reports.table import count_text, flops_text
@@ -35,12 +33,9 @@ CHOOSE, SEARCH = "mtfc.chooseLayout", "mtfc.search"
 def declared(symbol: DeclaredSymbol, project: Project) -> str:
     """Return the declaration of a symbol, as it is written, and the comment above it."""
     text = project.read(symbol.place.file) or ""
-    if isinstance(symbol.node, ast.FnDecl) and symbol.kind == "function":
-        found = signatures.of_function(symbol.node, text)
-        return _fenced(f"fn {found.label}") + _paragraph(found.documentation)
-    if isinstance(symbol.node, ast.OptimizerDecl) and symbol.kind == "optimizer":
-        found = signatures.of_optimizer(symbol.node, text)
-        return _fenced(f"optimizer {found.label}") + _paragraph(found.documentation)
+    if isinstance(symbol.node, ast.FnDecl | ast.OptimizerDecl) and symbol.kind in ("function", "optimizer"):
+        found = signatures.of_declared(symbol.node, text)
+        return _fenced(f"{KINDS[type(symbol.node)].keyword} {found.label}") + _paragraph(found.documentation)
     lines = END_OF_LINE.split(text)
     line = lines[symbol.place.line - 1].strip() if symbol.place.line <= len(lines) else symbol.name
     comment = signatures.comment_above(text, symbol.place.line) if symbol.place.column < 12 else ""
@@ -49,10 +44,8 @@ def declared(symbol: DeclaredSymbol, project: Project) -> str:
 
 def built_in(word: str) -> str | None:
     """Return the text for a word of the language that is no symbol; None if there is nothing to say."""
-    if word in BUILTINS:
-        return _fenced(signatures.of_builtin(word).label) + "A built-in function."
-    if word in DISTRIBUTIONS:
-        return _fenced(signatures.of_initializer(word).label) + "Initial values of a parameter."
+    if (found := signatures.of_word(word)) is not None:
+        return _fenced(found.label) + found.documentation
     return f"dtype `{word}`, {WRITTEN_BYTES[word]} bytes" if word in WRITTEN_BYTES else None
 
 

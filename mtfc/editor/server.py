@@ -29,15 +29,12 @@ from pygls.protocol.language_server import lsp_method
 from mtfc.compiler.diagnostics import CompileError, Diagnostic, Span
 from mtfc.driver.version import installed_version
 from mtfc.editor import checks, completion, fixes, hover, outline, renaming
-from mtfc.editor.buffers import TextBuffer
 from mtfc.editor.checks import CheckedFile, checked, diagnostics_of
-from mtfc.editor.cursor import cursor_at
 from mtfc.editor.declarations import Declarations, Project, declarations
-from mtfc.editor.documents import SUFFIX, OpenDocuments, OpenTexts, is_library
+from mtfc.editor.documents import SUFFIX, OpenDocuments, OpenTexts, TextBuffer, is_library
 from mtfc.editor.figures import CaseFigures
-from mtfc.editor.jobs import Case, FiguresQueue, Worker
+from mtfc.editor.jobs import Case, Failed, FiguresQueue, Request, Worker, best_layout, cost_report
 from mtfc.editor.names import Occurrence, occurrences
-from mtfc.editor.worker import Failed, Request, best_layout, cost_report
 from mtfc.frontend.semantics.names import standard_library
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.format import format_source
@@ -181,12 +178,9 @@ class Server(LanguageServer):
 
     def cases(self, view: View) -> list[Case]:
         """Return the models of a file with their layouts, the chosen ones first."""
-        chosen, others = [], []
-        for model in view.file.symbols["model"]:
-            own = self.chosen_layout(view.file, model)
-            chosen.append((model, own))
-            others += [(model, layout) for layout in layouts_for(view.file, model) if layout != own]
-        return [*chosen, *others]
+        chosen = self.chosen_cases(view)
+        every = [(model, layout) for model, _ in chosen for layout in layouts_for(view.file, model)]
+        return list(dict.fromkeys([*chosen, *every]))
 
     def chosen_layout(self, file: Declarations, model: str) -> str | None:
         """Return the layout that is chosen for a model, or else its first one."""
@@ -452,7 +446,7 @@ def _completion(view: View, position: lsp.Position) -> completion.Completion:
     beside = (file for file in view.texts.beside(view.buffer.file))
     capabilities = server.client_capabilities.text_document
     item = capabilities.completion.completion_item if capabilities and capabilities.completion else None
-    cursor = cursor_at(view.buffer.text, *view.buffer.place(position))
+    cursor = completion.cursor_at(view.buffer.text, *view.buffer.place(position))
     return completion.Completion(cursor, view.file, view.project, beside, bool(item and item.snippet_support))
 
 

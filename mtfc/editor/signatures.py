@@ -30,49 +30,47 @@ class CallSignature:
     documentation: str = ""
 
 
-def of_function(decl: ast.FnDecl, text: str, name: str = "") -> CallSignature:
-    arguments = [(each.name.text, argument_text(each, text)) for each in decl.args]
-    generics = [each.text for each in decl.generics]
+def of_declared(decl: ast.FnDecl | ast.OptimizerDecl, text: str, name: str = "") -> CallSignature:
+    """Return the signature of a function or an optimizer. text: of its file. name: in place of the declared one."""
+    generics, result, given = (
+        list[str](),
+        "",
+        decl.hypers if isinstance(decl, ast.OptimizerDecl) else decl.args,
+    )
+    if isinstance(decl, ast.FnDecl):
+        generics, types = [each.text for each in decl.generics], ", ".join(map(type_text, decl.results))
+        result = f" -> {types}" if len(decl.results) == 1 else f" -> ({types})"
+    arguments = [(each.name.text, argument_text(each, text)) for each in given]
     bracket = f"[{', '.join(generics)}]" if generics else ""
-    types = [type_text(each) for each in decl.results]
-    result = types[0] if len(types) == 1 else f"({', '.join(types)})"
-    label = f"{name or decl.name.text}{bracket}({', '.join(part for _, part in arguments)}) -> {result}"
+    label = f"{name or decl.name.text}{bracket}({', '.join(part for _, part in arguments)}){result}"
     names = [each for each, _ in arguments]
     return CallSignature(label, arguments, names, generics, comment_above(text, decl.span.line))
 
 
-def of_optimizer(decl: ast.OptimizerDecl, text: str, name: str = "") -> CallSignature:
-    arguments = [(each.name.text, argument_text(each, text)) for each in decl.hypers]
-    label = f"{name or decl.name.text}({', '.join(part for _, part in arguments)})"
-    names = [each for each, _ in arguments]
-    return CallSignature(label, arguments, names, (), comment_above(text, decl.span.line))
-
-
-def of_builtin(name: str) -> CallSignature:
-    usage = BUILTINS[name].usage
-    inside = usage[usage.index("(") + 1 : usage.rindex(")")]
-    parts = [(part.partition("=")[0].strip(), part) for part in split_at_commas(inside)]
-    return CallSignature(usage, parts, tuple(BUILTINS[name].keywords), (), "A built-in function.")
-
-
-def of_initializer(name: str) -> CallSignature:
-    numbers = DISTRIBUTIONS[name].args
-    parts = [(key, key if default is None else f"{key} = {default}") for key, default in numbers.items()]
-    label = f"{name}({', '.join(part for _, part in parts)})"
-    return CallSignature(label, parts, tuple(numbers), (), "Initial values of a parameter.")
+def of_word(name: str) -> CallSignature | None:
+    """Return the signature of a built-in function or an initializer; None for any other word."""
+    if name in BUILTINS:
+        usage = BUILTINS[name].usage
+        inside = usage[usage.index("(") + 1 : usage.rindex(")")]
+        parts = [(part.partition("=")[0].strip(), part) for part in split_at_commas(inside)]
+        return CallSignature(usage, parts, tuple(BUILTINS[name].keywords), (), "A built-in function.")
+    if name in DISTRIBUTIONS:
+        numbers = DISTRIBUTIONS[name].args
+        parts = [(key, key if default is None else f"{key} = {default}") for key, default in numbers.items()]
+        label = f"{name}({', '.join(part for _, part in parts)})"
+        return CallSignature(label, parts, tuple(numbers), (), "Initial values of a parameter.")
+    return None
 
 
 def called(name: ast.Name | ast.Path, file: Declarations, project: Project) -> list[CallSignature]:
     """Return the signatures of what a name calls: one, or one for each declaration of an optimizer."""
     found = project.function(name, file)
-    if found is not None and isinstance(found.node, ast.FnDecl):
-        return [of_function(found.node, project.read(found.place.file) or "", name.text)]
-    if name.text in BUILTINS:
-        return [of_builtin(name.text)]
-    if name.text in DISTRIBUTIONS:
-        return [of_initializer(name.text)]
-    optimizers = project.optimizers(name, file)
-    return [of_optimizer(each, project.read(each.span.file) or "", name.text) for each in optimizers]
+    known = of_word(name.text)
+    if known is not None and found is None:
+        return [known]
+    function = found.node if found else None
+    decls = [function] if isinstance(function, ast.FnDecl) else project.optimizers(name, file)
+    return [of_declared(each, project.read(each.span.file) or "", name.text) for each in decls]
 
 
 def type_text(type: ast.Type) -> str:

@@ -1,9 +1,10 @@
-"""Arrays as a few numbers: shape, dtype, mean and extremes."""
+"""Arrays as a few numbers: shape, dtype, mean and extremes; and results of `mtfc run`, as text and as JSON."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from numbers import Real
 from typing import Any
 
 Figure = float | list[float]
@@ -21,14 +22,13 @@ def is_figure(array: Any) -> bool:
     return bool(array.ndim == 0 or (array.ndim == 1 and array.size <= MOST_ELEMENTS))
 
 
-def finite(number: float | None) -> float | None:
-    """Return a number as JSON can hold it: None for NaN and the infinities."""
-    return number if number is not None and math.isfinite(number) else None
-
-
-def finite_figure(figure: Figure) -> Any:
-    """Return a figure as JSON can hold it."""
-    return [finite(number) for number in figure] if isinstance(figure, list) else finite(figure)
+def finite(data: Any) -> Any:
+    """Return numbers, or lists and mappings of numbers, as JSON can hold them: None stands for NaN and the infinities."""
+    if isinstance(data, Real):
+        return data if math.isfinite(data) else None
+    if isinstance(data, Mapping):
+        return {str(key): finite(value) for key, value in data.items()}
+    return [*map(finite, data)] if isinstance(data, list | tuple) else data
 
 
 def figure_text(figure: Figure, text: Callable[[float], str] = "{:.6g}".format) -> str:
@@ -65,3 +65,37 @@ def summary_text(about: dict[str, Any]) -> str:
     return f"{shape:<20} " + "  ".join(
         f"{name} {number_text(about[name])}" for name in ("mean", "min", "max")
     )
+
+
+# Results of `mtfc run`
+
+StepRecord = dict[str, Any]
+"""An entry of `steps`: number from 1, loss, seconds, reported figures, and means of outputs with `--eval`."""
+
+
+def summaries_text(summaries: Mapping[str, dict[str, Any]]) -> str:
+    """Return a line for each output."""
+    width = max(map(len, summaries), default=0)
+    return "\n".join(f"{name:<{width}}  {summary_text(about)}" for name, about in summaries.items())
+
+
+def summaries_of(outputs: Mapping[str, Any], means: Mapping[str, float]) -> dict[str, dict[str, Any]]:
+    """Summarize each output. means: the means of outputs that replace those of the arrays."""
+    found = {name: summary(array) for name, array in outputs.items()}
+    replaced = {name: {"mean": finite(mean)} for name, mean in means.items()}
+    return {name: {**about, **replaced.get(name, {})} for name, about in found.items()}
+
+
+def step_text(step: StepRecord) -> str:
+    """Return a line about a training step."""
+    report = step.get("report", {})
+    shown = "".join(f"  {name} {figure_text(value, _number_text)}" for name, value in report.items())
+    scores = "".join(f"  {name} {value:.4f}" for name, value in step.get("eval", {}).items())
+    evaluated = f"   eval:{scores}" if scores else ""
+    loss, seconds = f"loss {step['loss']:.6f}", f"{1000 * step['seconds']:9.2f} ms"
+    return f"step {step['step']:>5}  {loss}{shown}  {seconds}{evaluated}"
+
+
+def _number_text(value: float) -> str:
+    """Write a truth value or whole number in full, any other number with at most six significant digits."""
+    return str(value).lower() if isinstance(value, int) else f"{value:.6g}"

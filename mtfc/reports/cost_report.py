@@ -101,10 +101,17 @@ def _itemized(whole: str, parts: Iterable[str]) -> list[str]:
 
 def transfers(charges: Iterable[Charge]) -> list[tuple[str, str]]:
     """Return (`2 all_reduce{rows}`, `128 KiB`) for each kind of collective and set of axes, the largest first."""
-    groups = grouped((c for c in charges if c.kind is not None), lambda charge: (charge.kind, charge.axes))
+    found = sent_by_kind(charges).items()
+    return [(_kind_text(kind, axes, sent), _bytes(sent.bytes)) for (kind, axes), sent in found]
+
+
+def sent_by_kind(charges: Iterable[Charge]) -> dict[tuple[str, Axes], SentVolume]:
+    """Return what the collectives of each kind and set of axes send, the largest first."""
+    groups = grouped(
+        (c for c in charges if c.kind is not None), lambda charge: (str(charge.kind), charge.axes)
+    )
     sent = {key: sum((charge.sent for charge in group), start=SentVolume()) for key, group in groups.items()}
-    largest_first = sorted(sent.items(), key=lambda item: -whole(item[1].bytes))
-    return [(_kind_text(str(kind), axes, sent), _bytes(sent.bytes)) for (kind, axes), sent in largest_first]
+    return dict(sorted(sent.items(), key=lambda item: -whole(item[1].bytes)))
 
 
 def _kind_text(kind: str, axes: Axes, sent: SentVolume) -> str:

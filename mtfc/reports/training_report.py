@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from mtfc.reports.array_summary import Figure, figure_text, finite, finite_figure
+from mtfc.reports.array_summary import Figure, figure_text, finite
 from mtfc.reports.table import aligned
 
 
@@ -68,7 +68,7 @@ class TrainingStep:
 
     def record(self) -> dict[str, Any]:
         """Return the JSON record; numbers that are not finite are None."""
-        return {"step": self.number, **{name: finite_figure(x) for name, x in self.figures().items()}}
+        return {"step": self.number, **finite(self.figures())}
 
 
 def step_line(step: TrainingStep, total: int) -> str:
@@ -100,8 +100,7 @@ class EvaluationSummary:
 
     def record(self) -> dict[str, Any]:
         """Return the JSON record; numbers that are not finite are None."""
-        means = {name: finite(value) for name, value in self.means.items()}
-        return {"layout": self.layout, "mesh": dict(self.mesh), "eval": means}
+        return {"layout": self.layout, "mesh": dict(self.mesh), "eval": finite(self.means)}
 
     def table(self) -> str:
         return evaluation_table(self.means)
@@ -132,7 +131,7 @@ class TrainingSummary:
             "first_step": self.first + 1,
             "last_step": last.number if last else self.first,
             "loss": finite(last.loss) if last else None,
-            "eval": {name: finite(value) for name, value in self._evaluation().items()},
+            "eval": finite(self._evaluation()),
             "step_seconds": self._seconds(),
             **({f"{last.unit}_per_second": self._rate()} if last else {}),
             "predicted_step_seconds": last.predicted.seconds if last and last.predicted else None,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mtfc.cli import main
-from mtfc.editor.buffers import TextBuffer
+from mtfc.editor.documents import TextBuffer
 from mtfc.editor.fixes import applied, fixes
 from mtfc.frontend.check import check
 from tests.cli.conftest import Mtfc

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from lsprotocol import types as lsp
 from pygls.lsp.client import LanguageClient
 
-from mtfc.editor.buffers import TextBuffer
+from mtfc.editor.documents import TextBuffer
 
 R = TypeVar("R")
 

@@ -16,7 +16,7 @@ from pygls.exceptions import JsonRpcException
 from mtfc.driver.check import check_file
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.sources import Sources
-from mtfc.editor.buffers import TextBuffer
+from mtfc.editor.documents import TextBuffer
 from tests.documents import ROOT
 from tests.editor.client import Editor
 from tests.fuzz.hostile_sources import source

@@ -16,9 +16,8 @@ from mtfc.driver.cost import model_costs
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.simulate import simulate
-from mtfc.editor.jobs import FiguresQueue
+from mtfc.editor.jobs import FiguresQueue, Request
 from mtfc.editor.outline import LEGEND
-from mtfc.editor.worker import Request
 from mtfc.frontend.syntax.format import format_source
 from mtfc.reports.step_report import seconds_text
 from tests.documents import ROOT

@@ -124,6 +124,13 @@ class ExactReference:
     derives: bool = True
     attention: tuple[Pass, ...] = (FuseAttention(),)
     resized: Callable[[Program], Program] = lambda program: program
+    results: dict[tuple[str, int], tuple[Arrays, Arrays]] = attrs.field(factory=dict, init=False, eq=False)
+    """(function, draw) -> arguments and outputs."""
+
+    derivatives: dict[tuple[Any, ...], tuple[np.uint64, bool]] = attrs.field(
+        factory=dict, init=False, eq=False
+    )
+    """(draw, arguments) -> the derivative along the random direction of these arguments: see `_derivative`."""
 
     @cached_property
     def functions(self) -> Mapping[str, tuple[Function, Program]]:
@@ -132,16 +139,6 @@ class ExactReference:
         passes = (*self.attention, MixedPrecision(), *derivatives, BindTraining())
         program = self.resized(run(self.program, passes))
         return {f.name: (f, program) for f in program.functions}
-
-    @cached_property
-    def results(self) -> dict[tuple[str, int], tuple[Arrays, Arrays]]:
-        """(function, draw) -> arguments and outputs."""
-        return {}
-
-    @cached_property
-    def derivatives(self) -> dict[tuple[Any, ...], tuple[np.uint64, bool]]:
-        """(draw, arguments) -> the derivative along the random direction of these arguments: see `_derivative`."""
-        return {}
 
     def expected(self, name: str, draw: int) -> tuple[Arrays, Arrays]:
         """Return the arguments and the outputs of a function, by name."""
@@ -153,7 +150,7 @@ class ExactReference:
         return self.results[name, draw]
 
     def compare(self, lowered: Program, text: str | None = None) -> ExactResult:
-        """Compare a lowered program. text: its NumPy module, if it is not the one that the backend generates.
+        """Compare a program, as far as its functions take inputs. text: its NumPy module, if the backend does not generate it.
 
         Raises `NotExact` if the module needs a function without a meaning in the field.
         """
@@ -423,8 +420,11 @@ class Evaluation:
     longest = ITERATIONS
     """The number of iterations after which a loop that only data ends is left."""
 
+    numpy: type[ExactNumpy] = ExactNumpy
+    """The class of NumPy's functions."""
+
     def __init__(self, field: PrimeField) -> None:
-        self.np, self.random = ExactNumpy(field), RandomNumbers(field)
+        self.np, self.random = self.numpy(field), RandomNumbers(field)
 
     def __call__(self, shard: Shard, *arrays: ExactArray) -> Any:
         """Return the results of one equation."""

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial, reduce
+from functools import reduce
 from typing import Any
 
 import attrs
 import numpy as np
 
-from mtfc.backends.exact.namespace import Elementwise, ExactNumpy
+from mtfc.backends.exact.namespace import REDUCING, REDUCTIONS, Elementwise, ExactNumpy
 from mtfc.backends.exact.prime_field import PrimeField
 from mtfc.backends.exact.residues import INFINITY, POISON, ExactArray, applied, exact, extremum
-from mtfc.backends.exact.sums import cumulative, einsum, largest, product, total
+from mtfc.backends.exact.sums import cumulative, einsum
 
 Operands = Sequence[Any]
 """Values: an `ExactArray` each, or an array of random keys of JAX."""
@@ -238,14 +238,19 @@ def _argument(run: Evaluator, eqn: Any, x: ExactArray) -> ExactArray:
     return ExactArray(run.field, function(x.keys(), axis=_axes(eqn)[0]), eqn.params["index_dtype"])
 
 
-def _running(combine: Callable[[ExactArray, ExactArray], ExactArray]) -> Rule:
-    """Make the rule of a primitive that combines elements one after the other along an axis."""
+def _reduced(name: str) -> Rule:
+    """Make the rule of a primitive that reduces axes of arrays by an elementwise function."""
+    return lambda run, eqn, *xs: [REDUCTIONS[name](x, _axes(eqn), False) for x in xs]
+
+
+def _running(name: str) -> Rule:
+    """Make the rule of a primitive that combines elements one after the other along an axis by an elementwise function."""
 
     def rule(run: Evaluator, eqn: Any, x: ExactArray) -> ExactArray:
         axis, parts = eqn.params["axis"], list[ExactArray]()
         for i in range(x.shape[axis])[:: -1 if eqn.params["reverse"] else 1]:
             part = x.take(i, axis)
-            parts.append(combine(parts[-1], part) if parts else part)
+            parts.append(applied(name, parts[-1], part) if parts else part)
         return run.np.stack(parts[::-1] if eqn.params["reverse"] else parts, axis) if parts else x
 
     return rule
@@ -307,11 +312,9 @@ def windows(shape: Sequence[int], params: Mapping[str, Any]) -> Any:
     return found.reshape(*found.shape[: len(shape)], -1)
 
 
-def _pooled(combine: Callable[[ExactArray], ExactArray], fill: float) -> Rule:
-    def rule(run: Evaluator, eqn: Any, x: ExactArray) -> ExactArray:
-        return combine(run.taken([x], windows(x.shape, eqn.params), fill))
-
-    return rule
+def _pooled(name: str, fill: float) -> Rule:
+    """Make the rule of a primitive that reduces windows by an elementwise function. fill: elements of the padding."""
+    return lambda run, eqn, x: REDUCTIONS[name](run.taken([x], windows(x.shape, eqn.params), fill), -1, False)
 
 
 def _reduce_window(run: Evaluator, eqn: Any, *operands: ExactArray) -> list[Any]:
@@ -421,7 +424,7 @@ RULES: Mapping[str, Rule] = {
     "unstack": _unstack,
     "tile": _mapping(lambda values, params: np.tile(values, params["reps"])),
     "concatenate": lambda run, eqn, *xs: run.np.concatenate(xs, eqn.params["dimension"]),
-    "reduce_sum": lambda run, eqn, x: total(x, _axes(eqn)),
+    "reduce_sum": _reduced("add"),
     "sort": _sort,
     "reduce": _reduce,
     "reduce_window": _reduce_window,
@@ -448,24 +451,19 @@ ON_FLOATS: Mapping[str, Rule] = {
     "pad": lambda run, eqn, x, value: run.moved(eqn, [x.residues(), value.residues()]),
     "gather": _gather,
     **{f"scatter{kind}": _scatter for kind in ("", *(s + k for s in "-_" for k in ("add", "sub", "mul", "min", "max")))},
-    "reduce_max": lambda run, eqn, x: largest(x, _axes(eqn), False),
-    "reduce_min": lambda run, eqn, x: largest(x, _axes(eqn), False, -1),
-    "reduce_prod": lambda run, eqn, x: product(x, _axes(eqn)),
-    "psum": lambda run, eqn, *xs: [total(x, _axes(eqn)) for x in xs],
-    "pmax": lambda run, eqn, *xs: [largest(x, _axes(eqn), False) for x in xs],
-    "pmin": lambda run, eqn, *xs: [largest(x, _axes(eqn), False, -1) for x in xs],
+    **{f"reduce_{name}": _reduced(REDUCING[name]) for name in ("max", "min", "prod")},
+    **{f"p{name}": _reduced(REDUCING[name]) for name in ("sum", "max", "min")},
     "argmax": _argument,
     "argmin": _argument,
     "cumsum": _cumsum,
-    "cumprod": _running(lambda x, y: x * y),
-    "cummax": _running(partial(extremum, "maximum")),
-    "cummin": _running(partial(extremum, "minimum")),
+    **{f"cum{name}": _running(REDUCING[name]) for name in ("prod", "max", "min")},
     "cumlogsumexp": lambda run, eqn, x: applied("log", _cumsum(run, eqn, applied("exp", x))),
     "dot_general": _dot,
     "conv_general_dilated": _convolution,
-    "reduce_window_sum": _pooled(lambda x: total(x, -1), 0.0),
-    "reduce_window_max": _pooled(lambda x: largest(x, -1, False), -np.inf),
-    "reduce_window_min": _pooled(lambda x: largest(x, -1, False, -1), np.inf),
+    **{
+        f"reduce_window_{name}": _pooled(REDUCING[name], fill)
+        for name, fill in {"sum": 0.0, "max": -np.inf, "min": np.inf}.items()
+    },
     "select_and_scatter_add": _select_and_scatter_add,
     "select_and_gather_add": _select_and_gather_add,
     "top_k": _top_k,

@@ -21,10 +21,9 @@ import numpy as np
 
 from mtfc.backends.exact.check import Evaluation, measured
 from mtfc.backends.exact.jax_rules import ON_FLOATS, RULES, Evaluator, Operands, Rule, bind, plain
-from mtfc.backends.exact.namespace import ExactNumpy
+from mtfc.backends.exact.namespace import ExactNumpy, digest, pseudo_random
 from mtfc.backends.exact.prime_field import PrimeField
 from mtfc.backends.exact.residues import POISON, ExactArray, applied, exact
-from mtfc.backends.exact.uninterpreted import digest, pseudo_random
 from mtfc.compiler.ir.ops.calls import applied_call
 
 LONGEST_LOOP = 128
@@ -150,10 +149,7 @@ class ImportedEvaluation(Evaluation):
     """The evaluation of an imported program, op by op, with its calls interpreted."""
 
     longest = LONGEST_LOOP
-
-    def __init__(self, field: PrimeField) -> None:
-        super().__init__(field)
-        self.np = ImportedNumpy(field)
+    numpy = ImportedNumpy
 
 
 # Facts

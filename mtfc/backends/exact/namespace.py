@@ -8,6 +8,7 @@ accident.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,11 +28,11 @@ from mtfc.backends.exact.residues import (
     exact,
 )
 from mtfc.backends.exact.sums import cumulative, einsum, largest, product, total
-from mtfc.backends.exact.uninterpreted import uninterpreted_call
+from mtfc.compiler.ir.ops.calls import FUNCTIONS, OnShards, fronts_of
 
-MOVES = frozenset(
-    {"moveaxis", "roll", "expand_dims", "flip", "broadcast_to", "ascontiguousarray", "transpose", "reshape"}
-)
+MOVES = frozenset({
+    "moveaxis", "roll", "expand_dims", "flip", "broadcast_to", "ascontiguousarray", "transpose", "reshape", "take_along_axis",
+})  # fmt: skip
 """Functions that move the elements of one array."""
 
 REDUCTIONS: dict[str, Callable[[ExactArray, Any, bool], ExactArray]] = {
@@ -137,9 +138,32 @@ class ExactNumpy:
         ranks: Sequence[int],
         *arrays: Any,
     ) -> tuple[ExactArray, ...]:
-        """Return what `ir/ops/calls.py: mapped_call` returns, of a pseudo-random function in the place of the called one."""
-        given = [exact(self.field, x) for x in arrays]
-        return uninterpreted_call(self.field, name, sizes, places, ranks, given)
+        """Return what `ir/ops/calls.py: mapped_call` returns, of a pseudo-random function in the place of the called one.
+
+        Whatever a function computes, it computes the same from the same operands. So the undistributed program and a layout agree
+        if each element along the mapped dimensions gets the right operands, all of them and whole. But `sort` goes by the order
+        of residues, as other numbers would be no permutation.
+        """
+        import jax
+
+        field, given = self.field, [exact(self.field, x) for x in arrays]
+        cores = [x.shape[x.ndim - rank :] for x, rank in zip(given, ranks, strict=True)]
+        struct: Any = jax.ShapeDtypeStruct
+        structs = [struct(core, x.dtype) for x, core in zip(given, cores, strict=True)]
+        function = FUNCTIONS[name]
+        shapes = jax.eval_shape(function, *structs)
+        fronts = fronts_of(given, sizes, places, ranks)
+        lead = np.broadcast_shapes(tuple(sizes), *fronts)
+        if isinstance(function, OnShards) and function.keys:
+            return _sorted(given, fronts, lead, shapes, function.keys)
+        triples = zip(given, fronts, cores, strict=True)
+        digests = [digest(field, x, len(core)).reshape(front) for x, front, core in triples]
+        whole = field.hashed(name, np.zeros(lead, np.uint64), *digests)
+        field.count("results of primitives of JAX", sum(prod(lead) * prod(each.shape) for each in shapes))
+        return tuple(
+            pseudo_random(field, f"result {i}", whole, each.shape, np.dtype(each.dtype))
+            for i, each in enumerate(shapes)
+        )
 
     def attention_softmax(
         self, logits: ExactArray, axes: Any, part: bool
@@ -194,9 +218,6 @@ class ExactNumpy:
     def stack(self, arrays: Sequence[ExactArray], axis: int = 0) -> ExactArray:
         return combined(lambda *xs: np.stack(xs, axis), *(exact(self.field, x) for x in arrays))
 
-    def take_along_axis(self, x: ExactArray, indices: ExactArray, axis: int) -> ExactArray:
-        return x.mapped(lambda v: np.take_along_axis(v, indices.values, axis))
-
     def pad(self, x: ExactArray, widths: Any, constant_values: Any) -> ExactArray:
         value = exact(self.field, constant_values, x.dtype)
         return combined(lambda v, c: np.pad(v, widths, constant_values=c), x, value)
@@ -226,3 +247,58 @@ class ExactNumpy:
 
     def einsum(self, subscripts: str, *operands: ExactArray, optimize: Any = None) -> ExactArray:
         return einsum(subscripts, *operands)
+
+
+# Pseudo-random functions
+
+INTEGERS = {"b": 2, "i": 4, "u": 4}
+"""Kind of a dtype -> the number of values that results have, which may be indices."""
+
+
+def _sorted(
+    arrays: Sequence[ExactArray],
+    fronts: Sequence[tuple[int, ...]],
+    lead: tuple[int, ...],
+    shapes: Sequence[Any],
+    keys: int,
+) -> tuple[ExactArray, ...]:
+    """Return the arrays sorted by the first ones along the axes that are not mapped; equal elements keep their order.
+
+    fronts: the other axes of each array, and lead: those of the results.
+    """
+    number = prod(shapes[0].shape)
+
+    def spread(values: Any, front: tuple[int, ...]) -> Any:
+        return np.broadcast_to(values.reshape((*front, number)), (*lead, number))
+
+    found = [spread(x.keys(), front) for x, front in zip(arrays[:keys], fronts, strict=False)]
+    order = np.lexsort(found[::-1], -1)
+
+    def result(x: ExactArray, front: tuple[int, ...], shape: Any) -> ExactArray:
+        return x.mapped(
+            lambda values: np.take_along_axis(spread(values, front), order, -1).reshape((*lead, *shape.shape))
+        )
+
+    return tuple(result(*each) for each in zip(arrays, fronts, shapes, strict=True))
+
+
+def digest(field: PrimeField, x: ExactArray, rank: int) -> Any:
+    """Return a number for each element along the mapped axes, which depends on all elements along the last axes."""
+    values = x.residues().values if x.is_float else field.from_integers(x.values)
+    lead, core = x.shape[: x.ndim - rank], x.shape[x.ndim - rank :]
+    flat = values.reshape((*lead, prod(core)))
+    positions = np.arange(flat.shape[-1], dtype=np.uint64)
+    return field.total(field.hashed("element", flat, np.broadcast_to(positions, flat.shape)), -1)
+
+
+def pseudo_random(
+    field: PrimeField, name: str, digests: Any, shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> ExactArray:
+    """Return numbers in a shape for each digest, which depend on the digest and on the place alone."""
+    positions = np.arange(prod(shape), dtype=np.uint64)
+    spread = np.broadcast_to(digests[..., None], (*digests.shape, positions.size))
+    drawn = field.hashed(name, spread, np.broadcast_to(positions, spread.shape))
+    drawn = drawn.reshape((*digests.shape, *shape))
+    if dtype.kind not in INTEGERS:
+        return ExactArray(field, drawn, dtype, True)
+    return ExactArray(field, (drawn % np.uint64(INTEGERS[dtype.kind])).astype(dtype), dtype)

@@ -25,7 +25,7 @@ from mtfc.driver.jax_functions.xla_faults import met_faults
 from mtfc.driver.loading.layout_targets import layout_targets
 from mtfc.driver.loading.memory_limit import limit_of, written_limit
 from mtfc.driver.loading.selection import ONE_DEVICE, LayoutOnMesh
-from mtfc.driver.loading.sources import Sources
+from mtfc.driver.loading.sources import Sources, showing
 from mtfc.driver.values import (
     LayoutOption,
     MemoryOption,
@@ -140,15 +140,13 @@ class ImportedProgram:
         sources, diagnostics = Sources(), Diagnostics()
         sources.texts["<--mesh>"] = mesh or ""
         dims = "".join(f"dim {name} = {size}\n" for name, size in self.dims.items())
-        try:
+        with showing(sources):
             module = elaborate(parse(dims, "<dims>", diagnostics), diagnostics)
             on = parse_mesh(mesh, module) if mesh else ONE_DEVICE
             sources.texts["<--layout>"] = layout = _of_parts(layout or "{}", self.imported.inputs, on)
             declared = parse_layout(layout, module, on)
             diagnostics.extend(check_layout(self.program, declared, layout_targets))
             diagnostics.raise_if_errors()
-        except CompileError as error:
-            raise CompileError(sources.shown(error.diagnostics)) from None
         return LayoutOnMesh(on, declared.layout)
 
     @public

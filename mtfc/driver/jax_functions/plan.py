@@ -22,6 +22,7 @@ from mtfc.driver.jax_functions.shardings import (
     PackedProgram,
     Unsaid,
     explicit_axes,
+    model_parallel,
     of_any_functions,
     one_use,
     only_axes,
@@ -36,7 +37,8 @@ from mtfc.frontend.jaxpr.tracing import by_place, value_of
 from mtfc.frontend.layouts.layout_text import rules_text
 
 if TYPE_CHECKING:
-    from mtfc.compiler.cost.hardware import Device, Hardware
+    from mtfc.compiler.cost.hardware import Hardware
+    from mtfc.compiler.cost.volumes import PlacedCost
     from mtfc.compiler.search.found import Found
     from mtfc.driver.draw import Drawing
     from mtfc.driver.records import LayoutCost, Step
@@ -64,6 +66,8 @@ class Plan:
     hardware: Hardware | None = None
     has_explicit_axes: bool = False
     devices: tuple[Any, ...] = ()
+    _of_shapes: dict[tuple[tuple[int, ...], ...], Plan] = attrs.field(factory=dict, init=False)
+    """The plans that `for_sizes` has made, by the shapes of all arguments."""
 
     def with_explicit_axes(self) -> Plan:
         """Return the plan with a mesh for JAX's explicit sharding: arrays then have their shardings in their types."""
@@ -98,7 +102,7 @@ class Plan:
 
     @property
     def mesh_text(self) -> str:
-        return _sizes_text(self.case.mesh.sizes)
+        return self.case.mesh.axes_text
 
     # Shardings
 
@@ -203,8 +207,6 @@ class Plan:
 
         Raises `ValueError` for a plan that Keras cannot express, and `Unavailable`.
         """
-        from mtfc.driver.jax_functions.keras_distribution import model_parallel
-
         _ = self.mesh  # raises `Unavailable` if there are too few devices
         return model_parallel(self.imported, self.case.mesh, self.stored)
 
@@ -275,7 +277,8 @@ class Plan:
         if not explicit:
             return compute(leaves)
         if dict(mesh.shape) != dict(self.case.mesh.sizes):
-            raise UsageError(f"the mesh is {_sizes_text(mesh.shape)}, and the plan is for {self.mesh_text}")
+            axes = ", ".join(f"{name}: {size}" for name, size in mesh.shape.items())
+            raise UsageError(f"the mesh is {axes}, and the plan is for {self.mesh_text}")
         results = tuple(only_axes(each.spec, explicit) for each in jax.tree.leaves(self.out_shardings))
         on_auto_axes = jax.sharding.auto_axes(lambda *xs: tuple(compute(xs)), out_sharding=results)
         found: Sequence[Any] = on_auto_axes(*map(jax.numpy.asarray, leaves))
@@ -406,11 +409,6 @@ class Plan:
             self._of_shapes[shapes] = attrs.evolve(self, imported=other)
         return self._of_shapes[shapes]
 
-    @cached_property
-    def _of_shapes(self) -> dict[tuple[tuple[int, ...], ...], Plan]:
-        """The plans that `for_sizes` has made, by the shapes of all arguments."""
-        return {}
-
     @public
     def pack(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Place the arguments on the devices as `packed_step` takes them: with an axis for each factor, split as planned."""
@@ -445,18 +443,23 @@ class Plan:
     @public
     def cost(self) -> LayoutCost:
         """Return the computation, communication and memory of one device, as `mtfc cost --format json` does."""
-        from mtfc.compiler.cost.volumes import layout_cost
         from mtfc.reports.cost_report import layout_json
 
-        return layout_json(layout_cost(self.program, device=self._device))  # type: ignore[return-value]
+        return layout_json(self._cost)  # type: ignore[return-value]
 
     def report(self) -> str:
         """Return the cost by line of the user's Python."""
-        from mtfc.compiler.cost.volumes import layout_cost
         from mtfc.reports.cost_report import layout_report
 
-        cost = layout_cost(self.program, device=self._device)
-        return layout_report(cost, _texts(charge.span for charge in cost.step))
+        return layout_report(self._cost, _texts(charge.span for charge in self._cost.step))
+
+    @property
+    def _cost(self) -> PlacedCost:
+        """The cost on the device of the memory limit or of the search, whose memory counts."""
+        from mtfc.compiler.cost.volumes import layout_cost
+
+        device = self.case.device or (self.hardware.device if self.hardware else None)
+        return layout_cost(self.program, device=device)
 
     @public
     def inspect(self, target: str = "cpu", apply: bool = False) -> Inspection:
@@ -466,8 +469,7 @@ class Plan:
         devices of this process. Print the result for tables. Nothing is computed. Raises `Unavailable`, and `ValueError` for an
         unknown target.
         """
-        from mtfc.driver.compiled_step import CompileTarget
-        from mtfc.driver.jax_functions.inspection import inspect_plan
+        from mtfc.driver.compiled_step import CompileTarget, inspect_plan
 
         return inspect_plan(self.program, CompileTarget.of(target), self.lowered if apply else None)
 
@@ -480,11 +482,6 @@ class Plan:
             return [each.lower(*args, **kwargs) for each in jitted]
 
     @property
-    def _device(self) -> Device | None:
-        """The device whose memory counts: that of the memory limit, or of the search."""
-        return self.case.device or (self.hardware.device if self.hardware else None)
-
-    @property
     def memory(self) -> int:
         """The bytes that one device needs, as predicted: on the machine of the memory limit or of the search, if there is one."""
         return int(self.cost()["memory_per_device"]["total"])
@@ -495,7 +492,7 @@ class Plan:
 
         For a plan that a search has found, also the next best plan of the search, with its price and the lines that differ.
         """
-        from mtfc.driver.explain import explained_layout
+        from mtfc.driver.cost import explained_layout
 
         found = explained_layout(self.imported.program, self.case, self.program)
         parts = [
@@ -524,7 +521,7 @@ class Plan:
         seconds, memory = other.figures["time"], other.figures["memory"]
         rules = rules_text(layout) or "nothing is split"
         title = (
-            f"The next best plan of the search: {rules} on {_sizes_text(mesh.sizes)}. It takes {seconds_text(seconds)} and "
+            f"The next best plan of the search: {rules} on {mesh.axes_text}. It takes {seconds_text(seconds)} and "
             f"{bytes_text(round(memory))}.\n"
         )
         return title + difference_of(one, other).report(readable_texts(files))
@@ -606,19 +603,11 @@ def _dtype_of(x: Any) -> str:
 
 def machine(target: str) -> Hardware:
     """Return the machine of the library that a target names, or the one in a file. Raises `CompileError`."""
-    from mtfc.compiler.diagnostics import CompileError
-    from mtfc.driver.loading.sources import Sources
+    from mtfc.driver.loading.sources import Sources, showing
     from mtfc.driver.loading.target import target_of
 
-    sources = Sources()
-    try:
+    with showing(sources := Sources()):
         return target_of(target, {}, sources)
-    except CompileError as error:
-        raise CompileError(sources.shown(error.diagnostics)) from None
-
-
-def _sizes_text(sizes: Mapping[str, int]) -> str:
-    return ", ".join(f"{name}: {size}" for name, size in sizes.items())
 
 
 def _splits(type: TensorType) -> dict[str, Axes]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import attrs
 
-from mtfc.compiler.diagnostics import MOST, Diagnostic, Span
+from mtfc.compiler.diagnostics import MOST, CompileError, Diagnostic, Span
 from mtfc.driver.data.files import LARGEST_TEXT, STANDARD, read_bytes, read_neighbour
+from mtfc.driver.errors import diagnostic_in_python
 from mtfc.driver.loading.choice import Choice
 
 STDIN = "<stdin>"
@@ -88,3 +90,12 @@ class Sources:
             attrs.evolve(each, text=text.removesuffix("\n")) for each, text in zip(found, texts, strict=False)
         ]
         return [*shown, *found[MOST:]]
+
+
+@contextmanager
+def showing(sources: Sources) -> Iterator[None]:
+    """Attach to raised diagnostics the paragraphs that the command shows, with options written as arguments in Python."""
+    try:
+        yield
+    except CompileError as error:
+        raise CompileError(sources.shown(map(diagnostic_in_python, error.diagnostics))) from None

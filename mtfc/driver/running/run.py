@@ -40,8 +40,7 @@ from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import RunOptions
 from mtfc.driver.running.execution import Session, loaded
 from mtfc.driver.running.nan_search import StepInputs, cause_in_step
-from mtfc.reports.array_summary import is_figure
-from mtfc.reports.run_report import StepRecord, finite_step, summaries_of, summaries_text
+from mtfc.reports.array_summary import StepRecord, finite, is_figure, summaries_of, summaries_text
 
 
 @attrs.frozen
@@ -67,7 +66,7 @@ class FinishedRun:
             "backend": self.backend,
             "layout": self.case.name,
             "mesh": dict(self.case.mesh.axes),
-            "steps": [finite_step(step) for step in self.steps],
+            "steps": finite(self.steps),
             "outputs": self._summaries(),
             **({"texts": list(self.texts)} if self.texts else {}),
             **({"without_collectives": True} if self.is_wrong else {}),

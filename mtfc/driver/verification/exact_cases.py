@@ -9,7 +9,7 @@ IR accepts them, and the exact check runs on them: two programs, with other size
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from math import lcm
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,7 @@ from mtfc.compiler.passes.pass_base import Pass
 from mtfc.driver.data.inputs import draw_batch
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.cases import MultiMeshCase, PlacementCase
-from mtfc.driver.loading.selection import LayoutOnMesh, say_left_out, select, select_models
+from mtfc.driver.loading.selection import LayoutOnMesh, Selection, say_left_out, select, select_models
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import VerifyOptions
 from mtfc.driver.running.execution import without_warnings
@@ -88,8 +88,7 @@ def _compared(reference: ExactReference, multi_mesh: MultiMeshProgram) -> ExactR
     """Return the exact comparison of a program on several meshes."""
     from mtfc.meshes.module import generate
 
-    text = generate(multi_mesh, "numpy")
-    return reference.compare_text(multi_mesh.differentiated.functions, text)
+    return reference.compare(multi_mesh.differentiated, generate(multi_mesh, "numpy"))
 
 
 def _placed(reference: ExactReference, case: PlacementCase) -> ExactResult:
@@ -133,6 +132,14 @@ def exact_lowered(program: Program, lowered: Program, given: Mapping[str, Any], 
 def elements(program: Program) -> int:
     """Return the number of elements of all values of `forward`, each iteration of a loop counted."""
     return computed_elements(program.function("forward").body)
+
+
+def selections_of(options: VerifyOptions, sources: Sources, **others: bool) -> Iterable[Selection]:
+    """Return every model of the file with its layouts; one model if an option speaks of one. others: of `select`, for this."""
+    choice = options.choice
+    if choice.source is not None or choice.model or choice.settings or options.data or options.params:
+        return [select(options.file, choice, sources, every_layout=True, **others)]
+    return select_models(options.file, choice, sources)
 
 
 # Every size
@@ -298,14 +305,8 @@ def verify_all_sizes(
             raise UsageError(
                 f"--{name} has no meaning with --all-sizes, which draws arrays of residues at small sizes"
             )
-    is_one = choice.source is not None or choice.model or choice.settings
-    selections = (
-        [select(options.file, choice, sources, every_layout=True, or_multi_mesh=choice.source is None)]
-        if is_one
-        else select_models(options.file, choice, sources)
-    )
     with without_warnings():
-        for selection in selections:
+        for selection in selections_of(options, sources, or_multi_mesh=choice.source is None):
             say_left_out(selection, "--all-sizes leaves out", "`mtfc verify` without it compares them")
             for case in each_of(selection.cases, "layout"):
                 cases.append(checked_sizes(selection.program, case, options.seed, choice.source is None))

@@ -120,6 +120,7 @@ class Reference:
     parameters: Arrays
     given: Arrays
     seed: int
+    _last: dict[str, Any] = attrs.field(factory=dict, init=False)
 
     @classmethod
     def of(
@@ -147,10 +148,6 @@ class Reference:
             self._last.update(case=case, program=case.lower(self.program, of="step+gradients"))
         program: Program = self._last["program"]
         return program
-
-    @cached_property
-    def _last(self) -> dict[str, Any]:
-        return {}
 
     @cached_property
     def runs(self) -> ReferenceRuns:

@@ -314,10 +314,7 @@ def _compared_json(compared: Compared) -> dict[str, Any]:
 
 
 def _arrays_json(arrays: Mapping[str, Comparison]) -> dict[str, Any]:
-    return {
-        name: {**attrs.asdict(each), "error": finite(each.error), "bound": finite(each.bound)}
-        for name, each in arrays.items()
-    }
+    return {name: finite(attrs.asdict(each)) for name, each in arrays.items()}
 
 
 @attrs.frozen(slots=False)

@@ -39,12 +39,12 @@ from mtfc.driver.data.array_files import Arrays
 from mtfc.driver.data.inputs import given_parameters
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.cases import PlacementCase
-from mtfc.driver.loading.selection import Case, Selection, select, select_models
+from mtfc.driver.loading.selection import Case, Selection
 from mtfc.driver.loading.sources import Sources, known_as
 from mtfc.driver.options import VerifyOptions
 from mtfc.driver.running.execution import without_warnings
 from mtfc.driver.verification import checks
-from mtfc.driver.verification.exact_cases import elements, exact_cases, verify_all_sizes
+from mtfc.driver.verification.exact_cases import elements, exact_cases, selections_of, verify_all_sizes
 from mtfc.driver.verification.reference import CaseModules, Reference, in_wide_numbers, jax_gradients
 from mtfc.driver.verification.results import (
     CaseResult,
@@ -122,14 +122,8 @@ def _fitting(selection: Selection) -> Selection:
 
 def _selections(options: VerifyOptions, sources: Sources) -> Sequence[Selection]:
     """Return every model of the file with its layouts; one model if an option speaks of one."""
-    choice = options.choice
-    if choice.model or choice.settings or options.data or options.params:
-        found = [
-            select(options.file, choice, sources, every_layout=True, or_placement=True, or_multi_mesh=True)
-        ]
-    else:
-        found = list(select_models(options.file, choice, sources))
-    are_asked = choice.layout is None or not (found[0].cases or found[0].multi_mesh)
+    found = list(selections_of(options, sources, or_placement=True, or_multi_mesh=True))
+    are_asked = options.choice.layout is None or not (found[0].cases or found[0].multi_mesh)
     return found if are_asked else [attrs.evolve(each, placements=()) for each in found]
 
 

@@ -12,9 +12,10 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from html import escape
-from math import isfinite
 from pathlib import Path
 from typing import Any
+
+from mtfc.reports.array_summary import finite
 
 FORMAT = 1
 """The version of the records of pages."""
@@ -48,16 +49,8 @@ def document(title: str, data: Mapping[str, Any]) -> str:
 
 def data_text(data: Any) -> str:
     """Return JSON that may stand between script tags; numbers that are not finite are null."""
-    text = json.dumps(_finite(data), separators=(",", ":"), allow_nan=False)
+    text = json.dumps(finite(data), separators=(",", ":"), allow_nan=False)
     return text.replace("&", r"\u0026").replace("<", r"\u003c").replace(">", r"\u003e")
-
-
-def _finite(data: Any) -> Any:
-    if isinstance(data, float):
-        return data if isfinite(data) else None
-    if isinstance(data, Mapping):
-        return {str(key): _finite(value) for key, value in data.items()}
-    return [*map(_finite, data)] if isinstance(data, list | tuple) else data
 
 
 def _asset(name: str) -> str:

@@ -9,11 +9,16 @@ Lists stand for records wherever there are many of them. Their names and files a
 - a moment of the memory: name, stage, file, line, and the bytes of each of `KINDS`
 - a kernel: name, stage, file, line, flops, bytes, seconds, dtype
 - an array: name, role, file, line, own_lines, dtype, dims, splits, pending, bytes, times
+
+The page evaluates formulas exactly at the sizes that a user chooses. A formula is a list of terms `[numerator, denominator,
+{symbol: power}]`, with numerators and denominators as text, since they may have more digits than a float. The activations have a
+formula for each moment at which they may peak; the page takes the largest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from typing import Any, TypeVar
 
 import attrs
@@ -22,21 +27,21 @@ from mtfc.compiler.analysis.provenance import SentArray
 from mtfc.compiler.cost.effects.memory import ARGUMENTS, memory_moments
 from mtfc.compiler.cost.effects.roofline import work
 from mtfc.compiler.cost.hardware import Hardware
-from mtfc.compiler.cost.sizes import Numbers, whole
+from mtfc.compiler.cost.sizes import FormulaSizes, Numbers, bytes_of, whole
 from mtfc.compiler.cost.step_time import Event, lanes_of
+from mtfc.compiler.cost.symbolic import Formula, Monomial, formula
 from mtfc.compiler.cost.topology import Topology
-from mtfc.compiler.cost.volumes import PlacedCost, SentVolume, grouped, layout_cost, total
+from mtfc.compiler.cost.volumes import PlacedCost, grouped, layout_cost, total
 from mtfc.compiler.diagnostics import Span
-from mtfc.compiler.ir.core import Equation, Function, Program
+from mtfc.compiler.ir.core import Equation, Function, Program, walk
 from mtfc.compiler.ir.loops import dim_of, region_of
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.collectives import axes_of, kind_of
 from mtfc.compiler.ir.printer import layout_summary
-from mtfc.compiler.ir.types import Dim, Mesh, TensorType
+from mtfc.compiler.ir.types import Axes, Dim, Mesh, TensorType
 from mtfc.compiler.passes.fuse_attention import Reason
 from mtfc.reports.array_summary import finite
-from mtfc.reports.cost_report import costs_json, line_costs
-from mtfc.reports.page.what_if import formulas_json, sizes_json
+from mtfc.reports.cost_report import costs_json, line_costs, sent_by_kind
 from mtfc.reports.provenance_report import provenance_json, separate_json
 from mtfc.reports.source_lines import Line, chain_of, line_of
 from mtfc.reports.step_report import SimulatedLayout
@@ -86,7 +91,7 @@ def report_json(
 ) -> dict[str, Any]:
     """Return the record of a report. sources: each file's text by name.
 
-    size_expressions: see `what_if.sizes_json`. search: the record of a search with its progress, if there was one.
+    size_expressions: see `sizes_json`. search: the record of a search with its progress, if there was one.
     """
     costs = [each.cost for each in layouts]
     own, texts = costs[0].file, Texts()
@@ -270,18 +275,28 @@ def place_of(span: Span | None, own: str | None, texts: Texts) -> list[int]:
 
 def _timeline(simulated: SimulatedLayout, texts: Texts) -> dict[str, Any]:
     """Return the rows of the timeline and its bars, in seconds."""
-    lanes, own = simulated.lanes(), simulated.file
-    events = [
-        [lanes.index(each.device), *bar(each, own, texts), each.detail.get("op", "loop")]
-        for each in simulated.events()
-    ]
+    lanes = simulated.lanes()
+    events = bars(simulated.events(), lanes, simulated.file, texts, "op")
     return {"lanes": lanes, "seconds": simulated.step.seconds, "events": events}
 
 
-def bar(event: Event, own: str | None, texts: Texts) -> list[Any]:
-    """Return the entries of a bar of a timeline: its name, start and length in seconds, stage, file and line."""
-    start, length = float(f"{event.start:.11g}"), short(event.end - event.start)
-    return [texts(event.name), start, length, event.stage, *place_of(event.span, own, texts)]
+def bars(
+    events: Iterable[Event], lanes: Sequence[str], own: str | None, texts: Texts, *details: str
+) -> list[list[Any]]:
+    """Return the entries of the bars of a timeline: lane, name, start and length in seconds, stage, file, line and details."""
+    numbers = {name: i for i, name in enumerate(lanes)}
+    return [
+        [
+            numbers[each.device],
+            texts(each.name),
+            float(f"{each.start:.11g}"),
+            short(each.end - each.start),
+            each.stage,
+            *place_of(each.span, own, texts),
+            *(each.detail.get(name, "loop") for name in details),
+        ]
+        for each in events
+    ]
 
 
 def short(seconds: float) -> float:
@@ -294,8 +309,7 @@ def short(seconds: float) -> float:
 
 def _collectives(function: Function, cost: PlacedCost, topology: Topology | None) -> list[dict[str, Any]]:
     """Return the collectives of each kind and set of axes: their number, bytes, and seconds on each lane of the machine."""
-    groups = grouped((c for c in cost.step if c.kind is not None), lambda charge: (charge.kind, charge.axes))
-    sums = {key: sum((c.sent for c in charges), start=SentVolume()) for key, charges in groups.items()}
+    sums = sent_by_kind(cost.step)
     seconds: dict[Any, dict[str, float]] = {key: {} for key in sums}
     for eqn, _, times in _executed(function, _body, 1) if topology else ():
         if has_trait(eqn, "sends") and topology:
@@ -311,7 +325,7 @@ def _collectives(function: Function, cost: PlacedCost, topology: Topology | None
             "wire_bytes": whole(sent.wire_bytes),
             "lanes": seconds[kind, axes],
         }
-        for (kind, axes), sent in sorted(sums.items(), key=lambda item: -whole(item[1].bytes))
+        for (kind, axes), sent in sums.items()
     ]
 
 
@@ -335,3 +349,91 @@ def _kernels(function: Function, mesh: Mesh, hardware: Hardware, texts: Texts) -
             for i, each in enumerate((kernel.flops, kernel.bytes, kernel.seconds)):
                 sums[i] += each * times
     return [[*key[:4], flops, size, short(seconds), key[4]] for key, (flops, size, seconds) in found.items()]
+
+
+# Formulas
+
+MOST_MOMENTS, MOST_PEAKS = 256, 32
+"""Most moments with a formula, those with the most bytes at the sizes of the file; and most formulas that a page evaluates."""
+
+
+def sizes_json(dims: Mapping[str, Dim], expressions: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the declared dimensions in order of declaration: name, size, and how the size is computed from others, if it is.
+
+    expressions: a number, a name, or `[operator, operand, ...]`, by name of the dimension.
+    """
+    return [
+        {"name": dim.name, "size": dim.size, "expression": expressions.get(dim.name)} for dim in dims.values()
+    ]
+
+
+def formulas_json(program: Program, declared: Mapping[str, Dim]) -> dict[str, Any]:
+    """Return the formulas of one processor's step, and the splits that sizes must allow.
+
+    symbols: the names of mesh axes in formulas, by axis. divisible: dimensions, each with the axes that split it.
+    positions: sizes of dimensions that the compiler has added, such as the blocks of a dimension whose positions are split.
+    """
+    mesh = program.placed_on
+    scale = FormulaSizes(program.dims.values(), mesh)
+    cost = layout_cost(program, scale)
+    function = program.function("step" if cost.trains else "forward")
+    sums, memory = total(cost.step), cost.memory
+    inputs: Formula = sum(
+        (formula(bytes_of(a.value.type, scale)) for a in function.arguments if a.role == "input"),
+        start=Formula(),
+    )
+    peaks = _undominated(_largest_peaks(function, program, scale)) or [Formula()]
+    parts = {name: formula(getattr(memory, name)) for name in ("parameters", "gradients", "optimizer")}
+    return {
+        "symbols": {axis: str(scale.group((axis,))) for axis in mesh.names},
+        "positions": {name: dim.size for name, dim in program.dims.items() if name not in declared},
+        "divisible": [[dim, list(axes)] for dim, axes in sorted(_splits(program))],
+        "flops": _terms(formula(sums.flops)),
+        "sent": _terms(formula(sums.sent.bytes)),
+        "wire": _terms(formula(sums.sent.wire_bytes)),
+        "memory": {name: _terms(each) for name, each in parts.items()},
+        "activations": [_terms(each + inputs) for each in peaks],
+    }
+
+
+def _splits(program: Program) -> set[tuple[str, Axes]]:
+    return {
+        (dim.name, axes)
+        for function in program.functions
+        for eqn in walk(function.body)
+        for value in (*eqn.operands, *eqn.results)
+        for dim, axes in zip(value.type.dims, value.type.splits, strict=True)
+        if axes and dim.name in program.dims
+    }
+
+
+def _largest_peaks(function: Function, program: Program, scale: FormulaSizes) -> list[Formula]:
+    """Return the bytes at the moments with the most bytes at the sizes of the file, the largest first."""
+    mesh = program.placed_on
+    sizes = [whole(each.peak) for each in memory_moments(function, mesh, Numbers(mesh))]
+    order = sorted(range(len(sizes)), key=lambda i: -sizes[i])[:MOST_MOMENTS]
+    moments = memory_moments(function, mesh, scale)
+    return [formula(moments[i].peak) for i in order]
+
+
+def _undominated(peaks: Iterable[Formula]) -> Sequence[Formula]:
+    """Return the formulas that may be the largest at some sizes, in order.
+
+    A formula whose terms all have coefficients at most those of another one is never larger.
+    """
+    kept: list[Formula] = []
+    for each in peaks:
+        if not any(_covers(other.terms, each.terms) for other in kept):
+            kept.append(each)
+    return kept[:MOST_PEAKS]
+
+
+def _covers(larger: Mapping[Monomial, Fraction], smaller: Mapping[Monomial, Fraction]) -> bool:
+    return all(larger.get(monomial, 0) >= coefficient for monomial, coefficient in smaller.items())
+
+
+def _terms(amount: Formula) -> list[list[Any]]:
+    return [
+        [str(a.numerator), str(a.denominator), {symbol.name: power for symbol, power in monomial}]
+        for monomial, a in amount.sorted_terms()
+    ]

@@ -150,11 +150,8 @@ def applied_call(
     from jax import numpy as jnp
 
     function = FUNCTIONS[name]
-    spread = []
-    for x, own, rank in zip(arrays, places, ranks, strict=True):
-        front = x.shape[: x.ndim - len(own) - rank]
-        middle = tuple(sizes[i] if i in own else 1 for i in range(len(sizes)))
-        spread.append(jnp.asarray(x).reshape(*front, *middle, *x.shape[x.ndim - rank :]))
+    each = zip(arrays, fronts_of(arrays, sizes, places, ranks), ranks, strict=True)
+    spread = [jnp.asarray(x).reshape(*front, *x.shape[x.ndim - rank :]) for x, front, rank in each]
     spread = _varying_alike(spread)
     if isinstance(function, OnShards):
         function = partial(function.function, sizes)
@@ -175,6 +172,19 @@ def applied_call(
     first = 0 if count == 1 else 1
     marked = _varying_alike([*spread, *found])[len(spread) :]  # some primitives lose the mark
     return tuple(x.reshape(*shape, *x.shape[first:]) for x in marked)
+
+
+def fronts_of(
+    arrays: Sequence[Any], sizes: Sequence[int], places: Sequence[tuple[int, ...]], ranks: Sequence[int]
+) -> list[tuple[int, ...]]:
+    """Return the shape of each array without its own axes, and with all mapped axes: of size 1 where it lacks them."""
+    return [
+        (
+            *x.shape[: x.ndim - len(own) - rank],
+            *(size if i in own else 1 for i, size in enumerate(sizes)),
+        )
+        for x, own, rank in zip(arrays, places, ranks, strict=True)
+    ]
 
 
 def _varying_alike(arrays: Sequence[Any]) -> list[Any]:

@@ -1,7 +1,8 @@
-"""The data of a report about layouts of several meshes: one JSON record, of the same figures as other commands print.
+"""The data of reports about layouts of several meshes, and about placements: one JSON record, of the figures that commands print.
 
 `steps` are the records of `mtfc simulate --format json`, `costs` the entries of `mtfc cost --format json`. The figures of lines
-are those of `mtfc diff`: means of all devices. The other entries split these figures up, by array on each mesh and over the step.
+are those of `mtfc diff`: means of all devices. The other entries split these figures up: by array on each mesh, by operator, and
+over the step. Names and files of events are numbers of entries of `texts`.
 """
 
 from __future__ import annotations
@@ -11,14 +12,20 @@ from typing import Any
 
 import attrs
 
-from mtfc.compiler.cost.hardware import Hardware
+from mtfc.compiler.cost.device_graph import DeviceGraph, Machine
+from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import source_file
 from mtfc.compiler.ir.printer import layout_summary
 from mtfc.meshes.multi_mesh_program import MultiMeshProgram
 from mtfc.meshes.segments import CutFunction
 from mtfc.reports.difference import ComparedLayout
+from mtfc.reports.drawing import DrawnOperator
 from mtfc.reports.meshes_report import SimulatedMeshes, multi_mesh_cost_json
-from mtfc.reports.page.layout_data import Texts, bar, named_array, target_json
+from mtfc.reports.page.layout_data import Texts, bars, named_array, place_of, target_json
+from mtfc.reports.step_report import SimulatedStep
+
+MOST_EVENTS = 20_000
+"""Tasks on a page: of more tasks the longest are shown."""
 
 
 @attrs.frozen(eq=False)
@@ -38,25 +45,44 @@ class ReportedMeshes:
         return ComparedLayout.of_step(self.simulated.step, self.simulated.hardware)
 
 
-def meshes_json(
-    layouts: Sequence[ReportedMeshes], hardware: Hardware, sources: Mapping[str, str]
+@attrs.frozen
+class ReportedPlacement:
+    """A placement of a report: its step, its operators, and the source place of each operator."""
+
+    simulated: SimulatedStep[Any, Any]
+    operators: Sequence[DrawnOperator]
+    places: Sequence[Span | None]
+
+
+def steps_json(
+    found: Sequence[ReportedMeshes] | Sequence[ReportedPlacement],
+    machine: Machine,
+    sources: Mapping[str, str],
 ) -> dict[str, Any]:
     """Return the record of a report. sources: each file's text by name."""
-    own, texts = layouts[0].simulated.step.cost.file, Texts()
+    own, texts = found[0].simulated.file, Texts()
+    described = [_layout(x, texts) if isinstance(x, ReportedMeshes) else _placement(x, texts) for x in found]
+    costs = [multi_mesh_cost_json(x.simulated.step.cost) for x in found if isinstance(x, ReportedMeshes)]
     return {
-        "kind": "meshes",
-        "target": target_json(hardware),
+        "kind": "meshes" if costs else "placements",
+        "target": _graph(machine) if isinstance(machine, DeviceGraph) else target_json(machine),
         "own": own,
         "sources": {file: text for file, text in sources.items() if file == own},
-        "steps": [each.simulated.record() for each in layouts],
-        "costs": [multi_mesh_cost_json(each.simulated.step.cost) for each in layouts],
-        "layouts": [_layout(each, own, texts) for each in layouts],
+        "steps": [each.simulated.record() for each in found],
+        **({"costs": costs, "layouts": described} if costs else {"placements": described}),
         "texts": list(texts.numbers),
     }
 
 
-def _layout(each: ReportedMeshes, own: str | None, texts: Texts) -> dict[str, Any]:
-    compared = each.compared
+def _graph(graph: DeviceGraph) -> dict[str, Any]:
+    """Return the machine's name and its kinds of devices."""
+    caveat = " ".join(graph.caveat).strip()
+    return {"name": graph.name, "kinds": graph.summary, "memory": None, "caveat": caveat}
+
+
+def _layout(each: ReportedMeshes, texts: Texts) -> dict[str, Any]:
+    compared, simulated = each.compared, each.simulated
+    lanes, links = simulated.lanes(), {each.link for each in simulated.step.travels}
     return {
         "meshes": [
             {
@@ -77,7 +103,9 @@ def _layout(each: ReportedMeshes, own: str | None, texts: Texts) -> dict[str, An
             }
             for (file, line), found in sorted(compared.lines.items())
         ],
-        **_timeline(each.simulated, own, texts),
+        "lanes": lanes,
+        "between": [i for i, lane in enumerate(lanes) if lane in links],
+        "events": bars(simulated.events(), lanes, simulated.file, texts),
     }
 
 
@@ -98,11 +126,17 @@ def _arrays(each: ReportedMeshes, part: int, texts: Texts) -> Iterator[list[Any]
                 yield named_array(eqn.results[0].type, path, "value", span, mesh, own, texts)
 
 
-def _timeline(simulated: SimulatedMeshes, own: str | None, texts: Texts) -> dict[str, Any]:
-    """Return the rows of the timeline and its bars, in seconds."""
-    lanes, links = simulated.lanes(), {each.link for each in simulated.step.travels}
+def _placement(each: ReportedPlacement, texts: Texts) -> dict[str, Any]:
+    events, own = each.simulated.events(), each.simulated.file
+    longest = sorted(events, key=lambda event: event.start - event.end)[:MOST_EVENTS]
+    used = {event.device for event in longest}
+    lanes = [name for name in each.simulated.lanes() if name in used]
     return {
+        "operators": [
+            [operator.name, operator.degrees, operator.devices, place_of(span, own, texts)[1]]
+            for operator, span in zip(each.operators, each.places, strict=True)
+        ],
         "lanes": lanes,
-        "between": [i for i, lane in enumerate(lanes) if lane in links],
-        "events": [[lanes.index(each.device), *bar(each, own, texts)] for each in simulated.events()],
+        "events": bars(sorted(longest, key=lambda event: event.start), lanes, own, texts, "task"),
+        "events_left_out": len(events) - len(longest),
     }
