@@ -214,8 +214,7 @@ class ElaboratedBody:
         if type.dtype not in FLOATS:
             message = f"a parameter is trained and so must be floating-point, found {type.dtype}"
             help = "a value that is not trained is an input of the model"
-            self.scope.error("E216", message, node.type.span, help=help)
-            return None
+            return self.scope.refuse("E216", message, node.type.span, help=help)
         return type if self._may_be_stacked(node, type) else None
 
     def _may_be_stacked(self, node: ast.Param | ast.State, type: TensorType) -> bool:
@@ -334,8 +333,7 @@ def _first_condition(node: ast.Expr, body: ElaboratedBody) -> Value | None:
     if len(body.builder.parameters) == parameters:
         return value
     help = "compute what needs parameters in the loop, and let the condition read a variable"
-    body.scope.error("E223", "a condition declares no parameters", node.span, help=help)
-    return None
+    return body.scope.refuse("E223", "a condition declares no parameters", node.span, help=help)
 
 
 def _truth(node: ast.Expr, expressions: Expressions) -> Value | None:
@@ -348,8 +346,7 @@ def _truth(node: ast.Expr, expressions: Expressions) -> Value | None:
         if operand.dtype == "bool":
             help = "make one truth value of it: `any(x)` or `all(x)`"
         message = f"the condition of a loop is one truth value, bool[], found {operand.found}"
-        expressions.scope.error("E223", message, node.span, help=help)
-        return None
+        return expressions.scope.refuse("E223", message, node.span, help=help)
     value = expressions.tensor(operand, "bool")
     return None if value is None else expressions.block.here(value)
 
@@ -363,8 +360,7 @@ def _source(body: ElaboratedBody, node: ast.SliceBinding, dim: Dim | None) -> Va
         return body.expressions.tensor(operand)
     label = Label(node.source.span, f"{operand.shown} is {operand.found}")
     message = f"there is no dimension `{dim.name}` to go along"
-    body.scope.error("E205", message, node.source.span, [label])
-    return None
+    return body.scope.refuse("E205", message, node.source.span, [label])
 
 
 def _may_nest(body: ElaboratedBody, node: ast.Repeat | ast.Scan) -> bool:

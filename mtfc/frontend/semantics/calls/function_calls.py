@@ -69,8 +69,7 @@ def _shallow(call: _Call, variables: Variables) -> Results | None:
     except RecursionError:
         call.caller.builder.block, block.call = block, None
         message = "this call leads to functions and expressions that are nested too deeply"
-        call.caller.scope.error("E122", message, call.node.span)
-        return None
+        return call.caller.scope.refuse("E122", message, call.node.span)
 
 
 class _Call:
@@ -301,8 +300,7 @@ class _Call:
         type = self.scope.type(argument.type)
         if type is None or operand.fits(type):
             return inside.as_type(operand, type) if type else None
-        inside.scope.error("E219", f"expected {type}, found {operand.found}", operand.span)
-        return None
+        return inside.scope.refuse("E219", f"expected {type}, found {operand.found}", operand.span)
 
 
 class FunctionBody(ElaboratedBody):

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, MutableMapping
 from copy import copy
 from difflib import SequenceMatcher
 from functools import cached_property
-from typing import Literal
+from typing import Literal, TypeVar
 
 from mtfc.compiler.diagnostics import Diagnostics, Label, Span, nearest
 from mtfc.compiler.ir.core import Value
@@ -24,6 +24,8 @@ from mtfc.compiler.records import define, frozen
 from mtfc.frontend.semantics.names import standard_library
 from mtfc.frontend.semantics.names.unused_values import Unused, find_unused
 from mtfc.frontend.syntax import ast, other_libraries
+
+T = TypeVar("T")
 
 MAX_DIMS = 32
 """Most dimensions of one tensor or one einsum: the limit of NumPy, and few enough for an einsum's letters."""
@@ -196,6 +198,13 @@ class Scope:
             calls = (*calls[: MOST_CALLS_SHOWN - 1], calls[-1])
         self.reports.add(code, message, span, (*labels, *calls), help)
         return False
+
+    def refuse(
+        self, code: str, message: str, span: Span, labels: Iterable[Label] = (), help: str | None = None
+    ) -> T | None:
+        """Report an error, and return None, which stands for what failed."""
+        self.error(code, message, span, labels, help)
+        return None
 
     def unknown(
         self,

@@ -52,8 +52,7 @@ class Optimizer:
 def find_optimizer(node: ast.Expr, scope: Scope, std: Scope) -> Optimizer | None:
     """Return the optimizer that a call in `scope` means; `std` has the optimizers of the library."""
     if not isinstance(node, ast.Call):
-        scope.error("E405", "expected an optimizer", node.span, help=EXAMPLE)
-        return None
+        return scope.refuse("E405", "expected an optimizer", node.span, help=EXAMPLE)
     if isinstance(node.function, ast.Path):
         return _of_module(node, node.function, scope, std)
     name = node.function.text
@@ -78,8 +77,7 @@ def _of_module(node: ast.Call, path: ast.Path, scope: Scope, std: Scope) -> Opti
         help = (
             f"add `import {head}`" if standard_library.text(head) is not None else _elsewhere(rest[-1], std)
         )
-        scope.error("E113", f"no module `{head}` is imported", path.span, help=help)
-        return None
+        return scope.refuse("E113", f"no module `{head}` is imported", path.span, help=help)
     module = scope.modules[head]
     if module is not None and name in module.optimizers:
         return Optimizer(module, module.optimizers[name], node)
@@ -368,8 +366,7 @@ class UpdateBody(ElaboratedBody):
         value = inside.value(node, hyper.name.text)
         if isinstance(value, Value) and value.type.dims:
             message = f"hyperparameter `{hyper.name.text}` is a scalar, found {value.type}"
-            inside.scope.error("E405", message, node.span)
-            return None
+            return inside.scope.refuse("E405", message, node.span)
         if isinstance(value, Value) and value.type.dtype in FLOATS:
             self.builder.numbers.add(value)
         return value
