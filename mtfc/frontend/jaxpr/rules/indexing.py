@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import prod
 from typing import Any
@@ -10,12 +10,11 @@ from typing import Any
 import attrs
 
 from mtfc.compiler.ir.core import Value
-from mtfc.compiler.ir.ops.calls import OnShards
 from mtfc.compiler.ir.types import FLOATS, Dim
 from mtfc.frontend.jaxpr.equations import bound
 from mtfc.frontend.jaxpr.factors import Axis, axis
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Number, Operand
-from mtfc.frontend.jaxpr.primitive_rules import JaxprEmitter, Linker, PrimitiveRule, first_of
+from mtfc.frontend.jaxpr.primitive_rules import Axes, JaxprEmitter, Linker, PrimitiveRule, first_of
 from mtfc.frontend.jaxpr.rules.elementwise import BOOL, NUMBERS
 from mtfc.frontend.jaxpr.rules.shapes import StridedPart, all_parted, axes_of_parts, parts_of
 
@@ -477,23 +476,28 @@ def _axis(step: AppliedPrimitive, shared: SharedAxis) -> Axis:
 
 def call_operands(
     emitter: JaxprEmitter, step: AppliedPrimitive, shared: Sequence[SharedAxis]
-) -> tuple[list[Value], tuple[Any, ...], tuple[Any, ...], OnShards]:
-    """Return the operands of the call, its mapped dimensions, the other dimensions of the result, and the function."""
-    own = [emitter.dims.of(_axis(step, each)) for each in shared]
+) -> tuple[list[Value], tuple[Dim, ...], list[tuple[Dim, ...]], Callable[..., list[Any]]]:
+    """Return the operands of a call on shards, its mapped dimensions, the other dimensions of results, and the function.
+
+    Shared dimensions along which all operands repeat their elements are not mapped.
+    """
+    given = [emitter.operand(step, i) for i in range(len(step.operands))]
+    known = {dim for value in given for dim in value.type.dims}
+    own = [tuple(d for d in emitter.dims.of(_axis(step, each)) if d in known) for each in shared]
     mapped = tuple(dim for dims in own for dim in dims)
+
+    def placed(axes: Axes, numbers: Mapping[int | None, int]) -> tuple[list[list[int]], tuple[Dim, ...]]:
+        return _places([(numbers.get(k), emitter.dims.of(a)) for k, a in enumerate(axes)], own)
+
     places, values = [], []
-    for i in range(len(step.operands)):
-        numbers = {each.operands[i]: j for j, each in enumerate(shared)}
-        plan, rest = _places([(numbers.get(k), emitter.dims.of(a)) for k, a in enumerate(step.axes(i))], own)
-        value = emitter.operand(step, i)
-        front = tuple(dim for dim in mapped if dim in value.type.dims)
-        values.append(emitter.with_dims(value, (*front, *rest)))
+    for i, value in enumerate(given):
+        plan, rest = placed(step.axes(i), {each.operands[i]: j for j, each in enumerate(shared)})
+        values.append(emitter.with_dims(value, (*(d for d in mapped if d in value.type.dims), *rest)))
         places.append(plan)
-    numbers = {each.result: j for j, each in enumerate(shared)}
-    result = step.results[0]
-    plan, rest = _places([(numbers.get(k), emitter.dims.of(a)) for k, a in enumerate(result.axes)], own)
-    sizes = tuple(dim.size for dim in rest)
-    return values, mapped, rest, OnShards(partial(_applied, step, shared, places, plan, sizes), len(mapped))
+    numbers: dict[int | None, int] = {each.result: j for j, each in enumerate(shared)}
+    results = [placed(result.axes, numbers) for result in step.results]
+    sizes = [(plan, tuple(dim.size for dim in rest)) for plan, rest in results]
+    return values, mapped, [rest for _, rest in results], partial(_applied, step, shared, places, sizes)
 
 
 def _places(
@@ -519,16 +523,22 @@ def _applied(
     step: AppliedPrimitive,
     shared: Sequence[SharedAxis],
     places: Sequence[Sequence[Sequence[int]]],
-    result: Sequence[Sequence[int]],
-    rest: Sequence[int],
+    results: Sequence[tuple[Sequence[Sequence[int]], Sequence[int]]],
     sizes: Sequence[int],
     *arrays: Any,
 ) -> list[Any]:
-    """Apply the primitive to shards. sizes: of the mapped dimensions. Arrays have size 1 along those that they lack."""
+    """Apply the primitive to shards. Arrays have size 1 along mapped dimensions that they lack, and JAX maps no numbers.
+
+    places: for each operand the places of its axes in the call. results: these, and the sizes behind the mapped ones, for each
+    result. sizes: of the mapped dimensions.
+    """
     from jax import numpy as jnp
 
     given = []
-    for x, axes in zip(arrays, places, strict=True):
+    for x, operand, axes in zip(arrays, step.operands, places, strict=True):
+        if isinstance(operand, Number):
+            given.append(jnp.asarray(operand.value, x.dtype))
+            continue
         flat = [place for axis in axes for place in axis]
         shape = [n if i in flat else 1 for i, n in enumerate(sizes)] + [*x.shape[len(sizes) :]]
         others = [i for i in range(len(shape)) if i not in flat]
@@ -541,9 +551,13 @@ def _applied(
             if each.is_sliced and (k := each.operands[0]) is not None:
                 slices[k] = given[0].shape[k]
         params = {**params, "slice_sizes": tuple(slices)}
-    (found,) = bound(step.bind, given, params)
-    every, flat = [*sizes, *rest], [place for axis in result for place in axis]
-    return [found.reshape([every[place] for place in flat]).transpose(*map(flat.index, range(len(every))))]
+    found = []
+    for y, (plan, rest) in zip(bound(step.bind, given, params), results, strict=True):
+        every, flat = [*sizes, *rest], [place for axis in plan for place in axis]
+        found.append(
+            y.reshape([every[place] for place in flat]).transpose(*map(flat.index, range(len(every))))
+        )
+    return found
 
 
 RULES: dict[str, PrimitiveRule] = {
