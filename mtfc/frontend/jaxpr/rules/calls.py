@@ -143,9 +143,9 @@ def link(linker: Linker, step: AppliedPrimitive) -> None:
         indexing.link_call(linker, step, shared)
     else:
         batch = step.operands[0].axes[: batch_axes(step)] if step.operands else ()
-        for i, operand in enumerate(step.operands):
+        for i in range(len(step.operands)):
             if batch:
-                linker.fit(step, i, (*batch, *[None] * (len(operand.shape) - len(batch))))
+                linker.fit(step, i, dict(enumerate(batch)))
         for result in step.results:
             linker.give(result, (*batch, *map(axis, result.shape[len(batch) :])))
 

@@ -140,13 +140,10 @@ def _updates_rows(step: AppliedPrimitive) -> bool:
 
 
 def _link_scatter(linker: Linker, step: AppliedPrimitive) -> None:
-    (table, ids, updates), numbers = step.operands, index_numbers(step)
+    (table, _, updates), numbers = step.operands, index_numbers(step)
     (j,) = numbers.axes
-    wanted: list[Axis | None] = [None] * len(ids.shape)
-    for k, place in numbers.batch.items():
-        wanted[place] = table.axes[k]
-    used = [f for k in numbers.window(table) for f in table.axes[k]] + [*table.axes[j]]
-    found = linker.fit(step, 1, wanted, used)
+    wanted = {place: table.axes[k] for k, place in numbers.batch.items()}
+    found = linker.fit(step, 1, wanted, [table.axes[k] for k in (*numbers.window(table), j)])
     rows = iter(found[:-1])
     window = iter(numbers.window(table))
     targets = [
@@ -273,8 +270,7 @@ CLAMPED_AS = {"u32": "u32", "i64": "f64", "u64": "f64"}
 def _link_dynamic_update(linker: Linker, step: AppliedPrimitive) -> None:
     x, update = step.operands[:2]
     moved = _moved(step, update.shape)
-    used = [f for each in x.axes for f in each]
-    linker.fit(step, 1, [None if j in moved else a for j, a in enumerate(x.axes)], used)
+    linker.fit(step, 1, {j: a for j, a in enumerate(x.axes) if j not in moved}, x.axes)
     linker.give(step.results[0], x.axes)
 
 
@@ -343,13 +339,11 @@ def _part_places(step: AppliedPrimitive) -> dict[int, int]:
 
 
 def _link_part(linker: Linker, step: AppliedPrimitive) -> None:
-    table, ids, updates = step.operands
-    used = [f for each in table.axes for f in each]
-    wanted: list[Axis | None] = [None] * len(updates.shape)
-    for k, place in _part_places(step).items():
-        wanted[place] = table.axes[k] if updates.shape[place] == table.shape[k] else None
-    linker.fit(step, 1, [None] * len(ids.shape), used)
-    linker.fit(step, 2, wanted, used)
+    table, _, updates = step.operands
+    places = _part_places(step).items()
+    wanted = {place: table.axes[k] for k, place in places if updates.shape[place] == table.shape[k]}
+    linker.fit(step, 1, {}, table.axes)
+    linker.fit(step, 2, wanted, table.axes)
     linker.give(step.results[0], table.axes)
 
 
@@ -452,14 +446,14 @@ def shared_axes(step: AppliedPrimitive) -> tuple[SharedAxis, ...]:
 
 def link_call(linker: Linker, step: AppliedPrimitive, shared: Sequence[SharedAxis]) -> None:
     """Let operands have the axes of the first one that they share. Other axes of indices and updates are none of its own."""
-    first, used = step.operands[0], [f for each in step.operands[0].axes for f in each]
+    first = step.operands[0]
     for i in range(1, len(step.operands)):
-        wanted: list[Axis | None] = [None] * len(step.operands[i].shape)
+        wanted = dict[int, Axis]()
         for each in shared:
             own, place = each.operands[0], each.operands[i]
             if own is not None and place is not None:
                 wanted[place] = first.axes[own]
-        linker.fit(step, i, wanted, used)
+        linker.fit(step, i, wanted, first.axes)
     axes = [axis(size) for size in step.results[0].shape]
     for each in shared:
         axes[each.result] = _axis(step, each)

@@ -139,12 +139,10 @@ def _link_convolution(linker: Linker, step: AppliedPrimitive) -> None:
         linker.rule(step).link(linker, step)
         return
     lead = in_groups[0] if groups > 1 else in_batches[0]
-    wanted: list[Axis | None] = [None] * len(w.shape)
-    wanted[numbers.rhs_spec[1]] = in_groups[1]
-    used = [f for each in x.axes for f in each]
+    wanted = {numbers.rhs_spec[1]: in_groups[1]}
     if lead:
-        wanted[numbers.rhs_spec[0]] = (*lead, *linker.fitted((outs[1],), [None], used)[0])
-    found = linker.fit(step, 1, wanted, used)
+        wanted[numbers.rhs_spec[0]] = (*lead, *linker.fitted((outs[1],), [None], x.axes)[0])
+    found = linker.fit(step, 1, wanted, x.axes)
     axes: list[Axis] = [axis(size) for size in result.shape]
     axes[numbers.out_spec[0]] = in_batches[1]
     axes[numbers.out_spec[1]] = found[numbers.rhs_spec[0]]
@@ -257,8 +255,7 @@ def _link_selection(linker: Linker, step: AppliedPrimitive) -> None:
     """Fit the source's axes without windows to those of the operand. Its others differ from all of these."""
     _, x = step.operands
     moved = {row[0] for row in _windows(step)}
-    used = [f for each in x.axes for f in each]
-    linker.fit(step, 0, [None if j in moved else a for j, a in enumerate(x.axes)], used)
+    linker.fit(step, 0, {j: a for j, a in enumerate(x.axes) if j not in moved}, x.axes)
     linker.give(step.results[0], x.axes)
 
 
