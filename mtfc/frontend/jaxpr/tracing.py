@@ -15,9 +15,9 @@ from typing import Any
 
 import attrs
 
-from mtfc.compiler.diagnostics import CompileError, Span
+from mtfc.compiler.diagnostics import CompileError, Span, failure
 from mtfc.frontend.jaxpr.equations import all_equations, bound, evaluated
-from mtfc.frontend.jaxpr.flat import Flat, Flattener, Operand, refused
+from mtfc.frontend.jaxpr.flat import Flat, Flattener, Operand
 from mtfc.frontend.jaxpr.user_lines import definition, line_of, line_of_error
 
 
@@ -54,7 +54,7 @@ def traced(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
 
 
 def _of_values(error: Exception, reason: str, function: Callable[..., Any]) -> CompileError:
-    return refused(
+    return failure(
         "E802",
         f"the Python code depends on the values of arrays: {reason}",
         line_of_error(error) or definition(function),
@@ -74,13 +74,13 @@ def _of_signature(message: str, function: Callable[..., Any]) -> CompileError | 
     found = NOT_AN_ARRAY.search(message)
     if found is not None:
         kind = found[1].removeprefix("builtins.")
-        return refused(
+        return failure(
             "E801",
             f"the function returns a leaf of type {kind}, and must return arrays",
             definition(function),
         )
     if message.startswith(NOT_HASHABLE):
-        return refused(
+        return failure(
             "E801",
             "an argument is static under `jax.jit`, and all arguments of a program are arrays",
             definition(function),
@@ -178,7 +178,7 @@ def _check_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mappi
     try:
         inspect.signature(function).bind(*args, **kwargs)
     except TypeError as error:
-        raise refused(
+        raise failure(
             "E801", f"the example arguments do not fit the function: {error}", definition(function)
         ) from None
     except ValueError:  # a function without a signature
@@ -188,7 +188,7 @@ def _check_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mappi
         is_other(inner)
         for is_other in (inspect.isgeneratorfunction, inspect.isasyncgenfunction, inspect.iscoroutinefunction)
     ):
-        raise refused(
+        raise failure(
             "E801", "the function has `yield` or `async`, and must return arrays", definition(function)
         )
     names = argument_names(function, len(args))
@@ -198,7 +198,7 @@ def _check_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mappi
             first = names[path[1].idx] if path[0].idx == 0 else keystr(path[1:2], simple=True)
             place = "/".join([first, *(keystr((key,), simple=True) for key in path[2:])])
             message = f"argument {place} has a leaf of type {kind}, and must have arrays"
-            raise refused("E801", message, definition(function), BY_CLOSURE)
+            raise failure("E801", message, definition(function), BY_CLOSURE)
 
 
 def _kind_of_other(leaf: Any) -> str | None:
@@ -402,7 +402,7 @@ def _of_shard_map(eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:
         message = f"this `shard_map` cannot be computed as a batch of the parts of its mesh: {reason}"
         place = line_of(eqn.source_info.traceback) or Span("", 1, 1, 1, 1)
         help = "import the function without it: a plan splits the arrays of the whole program"
-        raise refused("E807", message, place, help) from None
+        raise failure("E807", message, place, help) from None
 
 
 def _without_shardings(value: Any) -> Any:

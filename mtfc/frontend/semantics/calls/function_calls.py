@@ -145,11 +145,9 @@ class _Call:
         """Report an unknown argument; if it chooses a dimension, the help shows the notation."""
         message = f"`{self.name}` has no argument `{keyword.name.text}`"
         help = keyword_help(self.decl, self.node, keyword, self.caller.scope)
-        if help:
-            self.caller.scope.error("E111", message, keyword.name.span, help=help)
-            return
-        self.caller.scope.unknown("E111", message, keyword.name, known)
-        self.caller.value(keyword.value)
+        self.caller.scope.unknown("E111", message, keyword.name, known, meant=help)
+        if not help:
+            self.caller.value(keyword.value)
 
     def _few_enough(self, most: int) -> bool:
         number = len(self.node.arguments)

@@ -210,7 +210,7 @@ class Scope:
         self,
         code: str,
         message: str,
-        name: ast.Name | ast.Path,
+        name: ast.DimName | ast.Every,
         known: Collection[str],
         help: str | None = None,
         meant: str | None = None,
@@ -343,11 +343,8 @@ class Scope:
             return self.any
         if name.text in WRITTEN_BYTES:
             return name.text
-        message = f"unknown dtype `{name.text}`"
-        if name.text in other_libraries.DTYPES:
-            self.error("E211", message, name.span, help=other_libraries.DTYPES[name.text])
-        else:
-            self.unknown("E211", message, name, WRITTEN_BYTES)
+        meant = other_libraries.DTYPES.get(name.text)
+        self.unknown("E211", f"unknown dtype `{name.text}`", name, WRITTEN_BYTES, meant=meant)
         return None
 
     def type(self, type: ast.Type) -> TensorType | None:

@@ -101,15 +101,8 @@ def given_hypers(
         name = keyword.name.text
         if name not in known:
             message = f"`{optimizer.name}` has no hyperparameter `{name}`"
-            other = _with_hyper(optimizer, name)
-            alias = other_libraries.hyperparameter(name, known)
-            if alias:
-                scope.error("E405", message, keyword.name.span, help=alias)
-            elif other:
-                help = f"`{other}` has it: write `{other}(..., {name} = ...)`"
-                scope.error("E405", message, keyword.name.span, help=help)
-            else:
-                scope.unknown("E405", message, keyword.name, known)
+            meant = other_libraries.hyperparameter(name, known) or _with_hyper(optimizer, name)
+            scope.unknown("E405", message, keyword.name, known, meant=meant)
             problems.append(keyword.span)
         elif name in given and not is_override(keyword):
             scope.error("E405", f"`{name}` is given twice", keyword.span)
@@ -132,13 +125,14 @@ def declaration_of(optimizer: Optimizer, hyper: str) -> ast.OptimizerDecl:
 
 
 def _with_hyper(optimizer: Optimizer, hyper: str) -> str | None:
-    """Return another optimizer that has the hyperparameter, first one with a similar name."""
+    """Return help that names another optimizer with the hyperparameter, first one with a similar name."""
     found = [
         name
         for name, decls in optimizer.scope.optimizers.items()
         if any(each.name.text == hyper for each in decls[0].hypers)
     ]
-    return min(found, key=lambda name: (not name.startswith(optimizer.name), name), default=None)
+    other = min(found, key=lambda name: (not name.startswith(optimizer.name), name), default=None)
+    return f"`{other}` has it: write `{other}(..., {hyper} = ...)`" if other else None
 
 
 def _surplus(optimizer: Optimizer, decl: ast.OptimizerDecl) -> Iterator[Span]:
