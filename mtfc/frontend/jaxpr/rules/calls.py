@@ -24,6 +24,7 @@ from mtfc.frontend.jaxpr.factors import axis
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Operand, Var
 from mtfc.frontend.jaxpr.primitive_rules import JaxprEmitter, Linker, PrimitiveRule
 from mtfc.frontend.jaxpr.rules import elementwise, indexing
+from mtfc.frontend.jaxpr.rules.reductions import windows_of
 
 ELEMENTWISE = frozenset({
     "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "bessel_i0e",
@@ -48,10 +49,6 @@ class Along:
     axes: str
     result: Literal["same", "new", "none"] = "same"
     is_sort: bool = False
-
-    @property
-    def has_windows(self) -> bool:
-        return self.axes in PLAIN_WINDOW
 
 
 ALONG = {
@@ -87,15 +84,6 @@ MATRIX = {
 }
 """Decomposition of an m x n matrix -> its FLOPs over m n min(m, n)."""
 
-PLAIN_WINDOW = {
-    "window_dimensions": 1,
-    "window_strides": 1,
-    "padding": (0, 0),
-    "base_dilation": 1,
-    "window_dilation": 1,
-}
-"""Parameter of windows -> its value for an axis that has none."""
-
 
 def _is_elementwise(step: AppliedPrimitive) -> bool:
     """Accept also casts of bits between dtypes of one size. Random keys have no single elements."""
@@ -116,10 +104,8 @@ def _along(step: AppliedPrimitive) -> tuple[int, ...]:
     is_alike = all(x.shape == shape for x in step.operands if isinstance(x, Var))
     if work is None or step.has_keys or not shape or not is_alike:
         return ()
-    if work.has_windows:
-        rows = [step.params[name] for name in PLAIN_WINDOW]
-        moved = (j for j, row in enumerate(zip(*rows, strict=True)) if row != (*PLAIN_WINDOW.values(),))
-        return tuple(moved) or (0,)
+    if work.axes == "window_dimensions":
+        return tuple(row[0] for row in windows_of(step)) or (0,)
     found = step.params[work.axes]
     return tuple(j % len(shape) for j in (found if isinstance(found, tuple | list) else (found,)))
 

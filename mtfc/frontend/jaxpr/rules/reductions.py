@@ -185,10 +185,10 @@ def _emit_convolution(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence
 # reduce_window
 
 
-def _windows(step: AppliedPrimitive) -> list[Row]:
+def windows_of(step: AppliedPrimitive) -> list[Row]:
     """Return the rows of the axes that have windows."""
-    params, rank = step.params, len(step.operands[-1].shape)
-    ones = (1,) * rank
+    params = step.params
+    ones = (1,) * len(params["window_dimensions"])
     rows = zip(
         params["window_dimensions"],
         params["window_strides"],
@@ -203,7 +203,7 @@ def _windows(step: AppliedPrimitive) -> list[Row]:
 def _link_pooling(linker: Linker, step: AppliedPrimitive) -> None:
     """Axes with windows are new in the result."""
     (x,), (result,) = step.operands, step.results
-    moved = {row[0] for row in _windows(step)}
+    moved = {row[0] for row in windows_of(step)}
     axes = tuple(axis(result.shape[j]) if j in moved else a for j, a in enumerate(x.axes))
     linker.give(result, axes)
     linker.space(*x.axes, *axes)
@@ -231,7 +231,7 @@ def _pooled(
     emitter: JaxprEmitter, step: AppliedPrimitive, value: Value, axes: Axes, fill: float
 ) -> tuple[Value, list[Dim], list[tuple[Dim, Axis]]]:
     """Return the windows along all axes, the dimensions inside of windows, and those of the windows with their axes."""
-    rows, kernels = _windows(step), list[Dim]()
+    rows, kernels = windows_of(step), list[Dim]()
 
     def kernel(n: int) -> Dim:
         kernels.append(emitter.dims.new("window", rows[n][1]))
@@ -254,7 +254,7 @@ def _is_plain_selection(step: AppliedPrimitive) -> bool:
 def _link_selection(linker: Linker, step: AppliedPrimitive) -> None:
     """Fit the source's axes without windows to those of the operand. Its others differ from all of these."""
     _, x = step.operands
-    moved = {row[0] for row in _windows(step)}
+    moved = {row[0] for row in windows_of(step)}
     linker.fit(step, 0, {j: a for j, a in enumerate(x.axes) if j not in moved}, x.axes)
     linker.give(step.results[0], x.axes)
 
@@ -269,7 +269,7 @@ def _emit_selection(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[V
     windows, kernels, outs = _pooled(emitter, step, value, axes, float("-inf"))
     folded = []
     for (j, _, stride, (low, high), _, _), kernel, (out, factors) in zip(
-        _windows(step), kernels, outs, strict=True
+        windows_of(step), kernels, outs, strict=True
     ):
         y = emitter.merged(y, axes, j, out)[0] if emitter.dims.of(factors) != (out,) else y
         inside = emitter.single(step.operands[1].axes[j])
