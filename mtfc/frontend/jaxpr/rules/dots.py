@@ -12,10 +12,10 @@ from math import prod
 import attrs
 
 from mtfc.compiler.ir.core import Value
+from mtfc.compiler.ir.ops.elementwise import NUMBERS
 from mtfc.compiler.ir.types import FLOATS, Dim
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive
 from mtfc.frontend.jaxpr.primitive_rules import JaxprEmitter, Linker, PrimitiveRule
-from mtfc.frontend.jaxpr.rules.elementwise import NUMBERS
 
 
 def _free(rank: int, *used: Sequence[int]) -> list[int]:

@@ -10,12 +10,12 @@ from typing import Any
 import attrs
 
 from mtfc.compiler.ir.core import Value
+from mtfc.compiler.ir.ops.elementwise import BOOL, INTEGERS, NUMBERS
 from mtfc.compiler.ir.types import FLOATS, Dim
 from mtfc.frontend.jaxpr.equations import bound
 from mtfc.frontend.jaxpr.factors import Axis, axis
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Number, Operand
 from mtfc.frontend.jaxpr.primitive_rules import Axes, JaxprEmitter, Linker, PrimitiveRule, first_of
-from mtfc.frontend.jaxpr.rules.elementwise import BOOL, NUMBERS
 from mtfc.frontend.jaxpr.rules.shapes import StridedPart, all_parted, axes_of_parts, parts_of
 
 Numbers = tuple[int, ...]
@@ -67,9 +67,6 @@ def data_of(step: AppliedPrimitive) -> Operand:
     return step.results[0] if step.primitive == "gather" else step.operands[2]
 
 
-INDICES = frozenset({"i32", "u32"})
-
-
 def _mode(step: AppliedPrimitive) -> str:
     return str(step.params["mode"]).rpartition(".")[2].lower()
 
@@ -89,7 +86,7 @@ def _is_lookup(step: AppliedPrimitive) -> bool:
 
 def _points_into_one_axis(step: AppliedPrimitive) -> bool:
     ids = step.operands[1]
-    return len(index_numbers(step).axes) == 1 and ids.dtype in INDICES and ids.shape[-1:] == (1,)
+    return len(index_numbers(step).axes) == 1 and ids.dtype in INTEGERS and ids.shape[-1:] == (1,)
 
 
 def _link_gather(linker: Linker, step: AppliedPrimitive) -> None:
@@ -329,7 +326,7 @@ def _is_one_part(step: AppliedPrimitive) -> bool:
     table, ids = step.operands[:2]
     dtypes = NUMBERS if _op(step) else NUMBERS | BOOL
     is_single = prod(ids.shape[:-1]) == 1 and not index_numbers(step).batch
-    return _op(step) is not None and is_single and ids.dtype in INDICES and table.dtype in dtypes
+    return _op(step) is not None and is_single and ids.dtype in INTEGERS and table.dtype in dtypes
 
 
 def _part_places(step: AppliedPrimitive) -> dict[int, int]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from mtfc.compiler.ir.core import Value
+from mtfc.compiler.ir.ops.elementwise import NUMBERS
 from mtfc.compiler.ir.types import FLOATS, Dim
 from mtfc.frontend.jaxpr.factors import Axis, axis, cut, leaves
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive
 from mtfc.frontend.jaxpr.primitive_rules import Axes, JaxprEmitter, Linker, PrimitiveRule
-from mtfc.frontend.jaxpr.rules.elementwise import BOOL, NUMBERS
+from mtfc.frontend.jaxpr.rules.elementwise import taken_by
 
 
 def _axes(step: AppliedPrimitive) -> tuple[int, ...]:
@@ -44,10 +45,6 @@ def _emit(op: str) -> Callable[[JaxprEmitter, AppliedPrimitive], Sequence[Value]
         return (found,)
 
     return emit
-
-
-def reduction(op: str, accepted: frozenset[str]) -> PrimitiveRule:
-    return PrimitiveRule(link, _emit(op), lambda step: step.operands[0].dtype in accepted)
 
 
 def _emit_argmax(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
@@ -292,13 +289,15 @@ def _emit_selection(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[V
     return (found,)
 
 
+REDUCTIONS = {
+    **{f"reduce_{name}": name for name in ("sum", "max", "min", "prod")},
+    "reduce_and": "all",
+    "reduce_or": "any",
+}
+"""Primitive that reduces -> the op that it is."""
+
 RULES: dict[str, PrimitiveRule] = {
-    "reduce_sum": reduction("sum", NUMBERS),
-    "reduce_max": reduction("max", NUMBERS),
-    "reduce_min": reduction("min", NUMBERS),
-    "reduce_prod": reduction("prod", FLOATS),
-    "reduce_and": reduction("all", BOOL),
-    "reduce_or": reduction("any", BOOL),
+    **{name: PrimitiveRule(link, _emit(op), taken_by(op, over=())) for name, op in REDUCTIONS.items()},
     "argmax": PrimitiveRule(link, _emit_argmax, _is_plain_argmax),
     "cumsum": PrimitiveRule(_link_along, _emit_cumsum, lambda step: step.operands[0].dtype in NUMBERS),
     "rev": PrimitiveRule(_link_along, _emit_rev, moves=True),
