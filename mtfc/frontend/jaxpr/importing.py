@@ -28,7 +28,7 @@ from mtfc.compiler.ir.core import (
     Role,
     Value,
 )
-from mtfc.compiler.ir.loops import dim_of
+from mtfc.compiler.ir.loops import executed
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.calls import FUNCTION
 from mtfc.compiler.ir.types import ITEM_BYTES, Dim, TensorType
@@ -414,11 +414,9 @@ class Work:
         return f"{100 * self.flops:.1f} % of all FLOPs, and {100 * self.bytes:.1f} % of all bytes that are read and written"
 
 
-def work_of(body: tuple[Equation, ...], times: int = 1) -> Iterator[tuple[Equation, Work]]:
+def work_of(body: tuple[Equation, ...]) -> Iterator[tuple[Equation, Work]]:
     """Yield equations with their work, those of loops with that of all iterations."""
-    for eqn in body:
-        for region in eqn.regions:
-            yield from work_of(region.body, times * dim_of(eqn).size)
+    for eqn, times in executed(body):
         if not eqn.regions:
             flops = OPS[eqn.op].flops(eqn, UNDISTRIBUTED)
             moved = sum(whole(bytes_of(value.type, UNDISTRIBUTED)) for value in (*eqn.operands, *eqn.results))

@@ -359,14 +359,9 @@ machine has no room for the mesh.
 """
 
 
-def unpredicted(
-    program: Program, eqn: Equation, mesh: Mesh, layout: Layout, others: Sequence[Layout]
-) -> None:
-    """Predict nothing: there is no simulator."""
-
-
 def no_predictions() -> Faster:
-    return unpredicted
+    """Return a function that predicts nothing, without a simulator."""
+    return lambda *_: None
 
 
 @frozen(slots=False)

@@ -35,13 +35,10 @@ def resolve_pipelines(
         loop = scope.dim(rule.loop, "E303")
         if loop is None:
             continue
-        if loop.name in places:
-            labels = [Label(places[loop.name], "first pipeline")]
-            scope.error("E309", f"`{rule.loop.text}` has two pipelines", rule.loop.span, labels)
-            continue
-        places[loop.name] = rule.loop.span
-        each = _resolved(rule, loop, split, mesh, scope)
-        found += [each] if each else []
+        name, message = ast.Name(rule.loop.span, loop.name), f"`{rule.loop.text}` has two pipelines"
+        if scope.is_first(name, places, "E309", message, "first pipeline"):
+            each = _resolved(rule, loop, split, mesh, scope)
+            found += [each] if each else []
     return tuple(found)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 
 import attrs
@@ -10,7 +10,7 @@ import attrs
 from mtfc.compiler.cost.sizes import UNDISTRIBUTED
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Equation, Program, Role, Value
-from mtfc.compiler.ir.loops import carried, dim_of, region_of
+from mtfc.compiler.ir.loops import carried, executed, region_of
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.contraction import reduced_dims
 from mtfc.compiler.ir.types import TensorType
@@ -65,16 +65,12 @@ The call takes a while: it compiles the program.
 """
 
 
-def nothing() -> Mapping[str, Tensor]:
-    return {}
-
-
 @frozen(slots=False)
 class ProgramIndex:
     """Tensors, names and equations of `forward`; `find_targets` returns the layout targets that the compiler names."""
 
     program: Program
-    find_targets: NamedTargets = nothing
+    find_targets: NamedTargets = dict
 
     @cached_property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -148,7 +144,7 @@ class ProgramIndex:
     @cached_property
     def _executed(self) -> tuple[tuple[Equation, int], ...]:
         """Every equation, with the number of its executions in one step."""
-        return tuple(_executed(self.program.function("forward").body, 1))
+        return tuple(executed(self.program.function("forward").body))
 
     @cached_property
     def paths(self) -> dict[Value, str]:
@@ -168,10 +164,3 @@ class ProgramIndex:
         total = sum(work)
         pairs = ((eqn, flops) for (eqn, _), flops in zip(einsums, work, strict=True))
         return {eqn: flops for eqn, flops in pairs if flops * HEAVY >= total and reduced_dims(eqn)}
-
-
-def _executed(body: Iterable[Equation], times: int) -> Iterator[tuple[Equation, int]]:
-    for eqn in body:
-        yield eqn, times
-        for region in eqn.regions:
-            yield from _executed(region.body, times * dim_of(eqn).size)
