@@ -278,15 +278,9 @@ def scatter_add(
     expressions: Expressions, site: Site, updates: Operand, ids: Operand, dim: Dim, dims: Dims
 ) -> Result:
     """Make `scatter_add`, which takes updates with the dimensions of the indices in front."""
-    values = [expressions.tensor(updates), expressions.tensor(ids, "i32" if ids.type is None else None)]
-    found = [value for value in values if value is not None]
-    if len(found) < len(values):
-        return None
-    places = found[1].type.dims
-    order = (*places, *(each for each in dims if each != dim and each not in places))
-    if {*order} == {*found[0].type.dims} and order != found[0].type.dims:
-        found[:1] = expressions.equations(site, "transpose", (updates,), found[:1], {"dims": order})
-    return expressions.equation(site, "scatter_add", (updates, ids), found, {"dim": dim, "dims": dims})
+    order = (*ids.dims, *(each for each in dims if each != dim and each not in ids.dims))
+    ordered = _in_order(expressions, updates, order)
+    return expressions.emit(site, "scatter_add", ordered, ids, apart={1: "i32"}, dim=dim, dims=dims)
 
 
 def cumsum(

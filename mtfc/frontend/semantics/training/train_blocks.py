@@ -75,7 +75,7 @@ def _trained(model: Model, decl: ast.TrainDecl, scope: Scope, std: Scope) -> Mod
     training = Training(
         minimized.name,
         updates,
-        precision.dtypes if decl.precision else None,
+        (precision.params, precision.compute) if decl.precision else None,
         clip,
         int(accumulate or 1),
         decl.span,
@@ -256,10 +256,6 @@ class TrainPrecision:
     reduce: str | None = None
     loss_scale: LossScale | None = None
 
-    @property
-    def dtypes(self) -> tuple[str, str]:
-        return self.params, self.compute
-
 
 def elaborate_precision(node: ast.Precision, scope: Scope) -> TrainPrecision:
     """Return the precision; dtypes are f32 by default. Entries with an error count as left out."""
@@ -296,7 +292,7 @@ def _dtype(node: ast.Expr, scope: Scope) -> str | None:
 
 def _reduced(dtype: str, precision: TrainPrecision, rule: ast.PrecisionRule, scope: Scope) -> str | None:
     """Return the dtype if it is wider than the computation's; None stands for the computation's own."""
-    params, compute = precision.dtypes
+    params, compute = precision.params, precision.compute
     if dtype not in (params, compute):
         message = (
             f"gradients are computed in {compute} and stored in {params}, and cannot be summed in {dtype}"
