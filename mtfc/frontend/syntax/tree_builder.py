@@ -402,12 +402,8 @@ def _apply(operator: _Pending, operands: list[ast.Expr], file: str) -> None:
     last = operands.pop()
     if operator.is_prefix:
         start = operator.token.span(file)
-        node: ast.Expr = ast.Unary(_join(start, last.span), cast(ast.UnaryOp, operator.token.text), last)
+        node: ast.Expr = ast.Unary(start.to(last.span), cast(ast.UnaryOp, operator.token.text), last)
     else:
         first = operands.pop()
-        node = ast.Binary(_join(first.span, last.span), cast(ast.BinaryOp, operator.token.text), first, last)
+        node = ast.Binary(first.span.to(last.span), cast(ast.BinaryOp, operator.token.text), first, last)
     operands.append(node)
-
-
-def _join(first: Span, last: Span) -> Span:
-    return Span(first.file, first.line, first.column, last.end_line, last.end_column)

@@ -16,12 +16,10 @@ from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import ClassVar, Literal
 
-import attrs
-
 from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.builder import Names
-from mtfc.compiler.ir.core import Argument, Equation, Function, Initializer, Output, Value
-from mtfc.compiler.ir.loops import LOOP, WHILE, result_type, stacked_type
+from mtfc.compiler.ir.core import Attr, Equation, Function, Initializer, Output, Value
+from mtfc.compiler.ir.loops import LOOP, WHILE, make_loop, result_type, stacked_type
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
 from mtfc.compiler.records import frozen
 from mtfc.frontend.semantics.bodies import parameters_and_states as declared
@@ -166,8 +164,7 @@ class ElaboratedBody:
     def _wrong_number(self, node: ast.Assign, results: int, failed: bool) -> None:
         if failed:
             return
-        first, last = node.targets[0].span, node.targets[-1].span
-        span = attrs.evolve(first, end_line=last.end_line, end_column=last.end_column)
+        span = node.targets[0].span.to(node.targets[-1].span)
         found = "one value" if results == 1 else count(results, "value")
         self.scope.error("E218", f"{count(len(node.targets), 'name')} for {found}", span)
 
@@ -589,21 +586,16 @@ class Loop:
         """Append the `loop` equation and return its results by variable; append nothing if it has no results."""
         if len(outputs) == (self.goes_on is not None):
             return {}
-        operands = list(self.block.operands())
-        arguments: tuple[Argument, ...] = tuple(argument for _, argument in operands)
+        pairs = list(self.block.operands())
+        arguments = tuple(argument for _, argument in pairs)
         region = Function(self.region, arguments, tuple(self.block.body), tuple(outputs))
         results = tuple(Value(self._result_name(each), result_type(each, self.dim)) for each in outputs)
         checkpoint = isinstance(self.node, ast.Repeat) and self.node.checkpoint
-        ends = {} if self.goes_on is None else {WHILE.name: True}
+        attributes: dict[str, Attr] = {"dim": self.dim, "reverse": False, "checkpoint": checkpoint}
+        attributes |= {} if self.goes_on is None else {WHILE.name: True}
+        like = Equation(LOOP, (), (), attributes, span=self.node.span.to(self.node.dim.span))
         self.outside.append(
-            Equation(
-                LOOP,
-                tuple(value for value, _ in operands),
-                results,
-                {"dim": self.dim, "reverse": False, "checkpoint": checkpoint, **ends},
-                (region,),
-                span=self._head(),
-            )
+            make_loop(self.outside.names, region, [value for value, _ in pairs], like, results)
         )
         made = {each.name: value for each, value in zip(outputs, results, strict=True)}
         self.outside.updates |= {name: made[name] for name in self.block.updates}
@@ -614,8 +606,3 @@ class Loop:
         is_condition = self.goes_on is not None and output.updates == self.goes_on.name
         named = self.outside.names.fresh if is_condition else self.outside.variables.of_variable
         return named(output.name)
-
-    def _head(self) -> Span:
-        """Return the place of the loop's head, up to its dimension."""
-        end = self.node.dim.span
-        return attrs.evolve(self.node.span, end_line=end.end_line, end_column=end.end_column)

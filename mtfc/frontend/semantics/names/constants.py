@@ -204,7 +204,7 @@ def declare_dims(decls: Iterable[ast.DimDecl], overrides: Sizes, scope: Scope) -
 def _override(overrides: Sizes, scope: Scope) -> None:
     """Set the sizes of options. Errors point into a file `<--dim>` with a line for each option."""
     for line, (name, size) in enumerate(overrides.items(), 1):
-        span = Span("<--dim>", line, 1, line, 1 + len(name))
+        span = Span.of_line("<--dim>", name, line)
         if name not in scope.dims:
             scope.unknown("E103", f"unknown dimension `{name}`", ast.Name(span, name), scope.dims)
         elif valid_size(name, size, span, scope):
