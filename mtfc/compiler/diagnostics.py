@@ -35,6 +35,15 @@ class Span:
     def __str__(self) -> str:
         return f"{self.file}:{self.line}:{self.column}"
 
+    @classmethod
+    def of_line(cls, file: str, text: str, line: int = 1) -> Span:
+        """Return the place of a text that is a whole line, such as that of an option."""
+        return cls(file, line, 1, line, 1 + len(text))
+
+    def to(self, last: Span) -> Span:
+        """Return the range from the start of this one to the end of another one."""
+        return attrs.evolve(self, end_line=last.end_line, end_column=last.end_column)
+
     def inside(self, file: str | None) -> Span:
         """Return this place if it is in `file`, else the innermost call in `file` that led to it, else the outermost call."""
         return self if self.file == file or self.call is None else self.call.inside(file)

@@ -164,7 +164,7 @@ def _chosen(models: Mapping[str, Model], name: str | None, scope: Scope) -> Iter
     if name is None:
         return models.values()
     if name not in models:
-        option = ast.Name(Span("<--model>", 1, 1, 1, 1 + len(name)), name)
+        option = ast.Name(Span.of_line("<--model>", name), name)
         scope.unknown("E106", f"unknown model `{name}`", option, models)
         return ()
     return (models[name],)

@@ -44,7 +44,9 @@ def find_machine(name: str, declared: Mapping[str, Machine]) -> Machine:
     scope = Scope(Diagnostics())
     known = [*declared, *library_machines()]
     help = f"one of: {', '.join(known)}; or a file that declares one: `--target box.mtf`"
-    scope.unknown("E313", f"unknown hardware `{name}`", ast.Name(_whole(name), name), known, help)
+    scope.unknown(
+        "E313", f"unknown hardware `{name}`", ast.Name(Span.of_line(OPTION, name), name), known, help
+    )
     raise CompileError(scope.diagnostics)
 
 
@@ -54,7 +56,7 @@ def part_of(machine: Machine, part: str | None, target: str) -> Hardware:
         return _uniform(machine, part, target)
     if part is not None:
         message = f"`{machine.name}` has one kind of device and nested links, and no part `{part}`"
-        raise failure("E313", message, _whole(target), "leave the part out")
+        raise failure("E313", message, Span.of_line(OPTION, target), "leave the part out")
     return machine
 
 
@@ -70,7 +72,7 @@ def _uniform(graph: DeviceGraph, part: str | None, target: str) -> Hardware:
     listed = f"uniform parts: {', '.join(f'`{each}` ({size})' for each, size in sizes.items())}"
     if part is not None and part not in known:
         message = f"`{graph.name}` has no part `{part}`"
-        scope.unknown("E313", message, ast.Name(_whole(target), part), known, listed)
+        scope.unknown("E313", message, ast.Name(Span.of_line(OPTION, target), part), known, listed)
         raise CompileError(scope.diagnostics)
     what = f"the part `{part}` of `{graph.name}`" if part is not None else f"`{graph.name}`"
     why = (
@@ -80,7 +82,7 @@ def _uniform(graph: DeviceGraph, part: str | None, target: str) -> Hardware:
     )
     message = f"a layout needs equal devices with nested links, and {what} has {why}"
     help = f"take a placement, or a uniform part of the machine: `{name}:{next(iter(sizes))}`; {listed}"
-    raise failure("E340", message, _whole(target), help)
+    raise failure("E340", message, Span.of_line(OPTION, target), help)
 
 
 def machine_in_file(text: str, file: str) -> Machine:
@@ -100,8 +102,4 @@ def machine_in_file(text: str, file: str) -> Machine:
 
 def raise_no_room(target: str, message: str, help: str) -> NoReturn:
     """Raise `CompileError` (E316) for a mesh that does not fit on the hardware."""
-    raise failure("E316", message, _whole(target), help)
-
-
-def _whole(target: str) -> Span:
-    return Span(OPTION, 1, 1, 1, 1 + len(target))
+    raise failure("E316", message, Span.of_line(OPTION, target), help)

@@ -160,7 +160,7 @@ def chosen_layouts(
         return layouts_for(model, module)
     fit = layouts_fitting(given, module, model)
     if module.layouts and not fit:
-        span = Span("<--mesh>", 1, 1, 1, 1 + len(mesh))
+        span = Span.of_line("<--mesh>", mesh)
         raise failure("E311", "no declared layout fits this mesh", span, "give one with `--layout`")
     return fit
 
@@ -199,4 +199,4 @@ def _axes_of(declared: DeclaredLayout) -> set[str]:
 
 
 def _whole(text: str, file: str) -> ast.Name:
-    return ast.Name(Span(file, 1, 1, 1, 1 + len(text)), text.strip())
+    return ast.Name(Span.of_line(file, text), text.strip())

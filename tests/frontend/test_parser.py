@@ -15,7 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mtfc.compiler.diagnostics import CompileError, Diagnostic, Diagnostics
-from mtfc.frontend.syntax import ast, ast_printer, syntax_errors, tables
+from mtfc.frontend.syntax import ast, ast_printer, tables
 from mtfc.frontend.syntax.ast import children
 from mtfc.frontend.syntax.lexer import decode
 from mtfc.frontend.syntax.parser import parse
@@ -254,7 +254,7 @@ def test_no_text_is_too_much(text: str) -> None:
     tree, found = parsed(text)
     if any(isinstance(node, ast.Broken) for node in nodes(tree)):
         assert found
-    assert all(diagnostic.code in syntax_errors.CODES for diagnostic in found)
+    assert all(diagnostic.code.startswith("E0") for diagnostic in found)
     render(found, {"t.mtf": text}).encode()
 
 

@@ -9,6 +9,7 @@ computes on them as they are stored.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import compress
 from typing import Any
 
@@ -19,13 +20,13 @@ from mtfc.frontend.jaxpr.equations import (
     INLINED,
     RECOMPUTING,
     bound,
+    evaluated,
     has_elements,
     kept_apart,
     makes_step,
     scan_counts,
 )
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Body, Flat, Var, chooses
-from mtfc.frontend.jaxpr.user_lines import at_line_of
 
 FREE = frozenset({"slice"})
 """Primitives whose results get no constraint: two slices of an array that is split would gather it twice."""
@@ -69,18 +70,7 @@ def constrained(flat: Flat, constrain: Constrain) -> Callable[[Sequence[Any]], l
 def _evaluated(
     closed: Any, values: Sequence[Any], steps: Iterator[AppliedPrimitive], constrain: Constrain
 ) -> list[Any]:
-    jaxpr = getattr(closed, "jaxpr", closed)
-    env: dict[Any, Any] = dict(zip(jaxpr.constvars, getattr(closed, "consts", ()), strict=False))
-    env.update(zip(jaxpr.invars, values, strict=True))
-
-    def read(v: Any) -> Any:
-        return v.val if hasattr(v, "val") else env[v]
-
-    for eqn in jaxpr.eqns:
-        with at_line_of(eqn):
-            found = _applied(eqn, [read(v) for v in eqn.invars], steps, constrain)
-        env.update(zip(eqn.outvars, found, strict=True))
-    return [read(v) for v in jaxpr.outvars]
+    return evaluated(closed, values, partial(_applied, steps=steps, constrain=constrain))
 
 
 def _applied(

@@ -46,7 +46,7 @@ from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.collectives import KINDS as COLLECTIVES
 from mtfc.frontend.semantics.names.constants import number
 from mtfc.frontend.semantics.names.device_names import devices_of_kind, kinds_in
-from mtfc.frontend.semantics.names.scope import Scope, listing
+from mtfc.frontend.semantics.names.scope import Scope, T, listing
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.format import format_source
 
@@ -74,8 +74,9 @@ def declare_nested(decl: ast.HardwareDecl, scope: Scope) -> Hardware | None:
 def _link(link: ast.LinkDecl, is_last: bool, scope: Scope) -> Link | None:
     if any(key_of(figure) == "between" for figure in link.figures):
         help = "`between` is for machines whose devices have names: `device gpu: { count: 4, ... }`"
-        scope.error("E012", "a link of nested links has no entry `between`", link.name.span, help=help)
-        return None
+        return scope.refuse(
+            "E012", "a link of nested links has no entry `between`", link.name.span, help=help
+        )
     found = entries_of(link.figures, LINK, ("kind", "bandwidth"), "a link", link, scope)
     if found is None:
         return None
@@ -83,17 +84,14 @@ def _link(link: ast.LinkDecl, is_last: bool, scope: Scope) -> Link | None:
     sizes: tuple[int, ...] = found.setdefault("size", ())
     if not sizes and not (is_last and kind == "switch"):
         help = "only an outermost switch has room for any number"
-        scope.error("E314", f"link `{link.name.text}` has no `size`", link.name.span, help=help)
-        return None
+        return scope.refuse("E314", f"link `{link.name.text}` has no `size`", link.name.span, help=help)
     if len(sizes) > 1 and kind != "torus":
         help = "a torus has one for each side"
-        scope.error("E315", f"a {kind} has one size", value_of(link, "size").span, help=help)
-        return None
+        return scope.refuse("E315", f"a {kind} has one size", value_of(link, "size").span, help=help)
     if kind not in NEIGHBOURING and "wraps" in found:
-        scope.error(
+        return scope.refuse(
             "E315", f"`wraps` is for a ring or a torus, and this is a {kind}", value_of(link, "wraps").span
         )
-        return None
     found.setdefault("latency", 0.0)
     return Link(link.name.text, **fields_of(found))
 
@@ -140,8 +138,8 @@ def key_of(figure: ast.HardwareFigure) -> str:
 # Values of entries
 
 
-def wrong_figure(figure: ast.HardwareFigure, expected: str, scope: Scope) -> None:
-    scope.error("E315", f"`{key_of(figure)}` takes {expected}", figure.value.span)
+def wrong_figure(figure: ast.HardwareFigure, expected: str, scope: Scope) -> T | None:
+    return scope.refuse("E315", f"`{key_of(figure)}` takes {expected}", figure.value.span)
 
 
 def figure_within(expected: str, fits: Callable[[float], bool], kind: type[float] = float) -> Read:
@@ -149,12 +147,10 @@ def figure_within(expected: str, fits: Callable[[float], bool], kind: type[float
 
     def read(figure: ast.HardwareFigure, scope: Scope) -> float | None:
         if isinstance(figure.value, ast.HardwareFigures | ast.Tuple | ast.DeviceList):
-            wrong_figure(figure, expected, scope)
-            return None
+            return wrong_figure(figure, expected, scope)
         value = number(figure.value, scope)
         if value is not None and not fits(value):
-            wrong_figure(figure, f"{expected}, and this is {value:g}", scope)
-            return None
+            return wrong_figure(figure, f"{expected}, and this is {value:g}", scope)
         return None if value is None else kind(value)
 
     return read
@@ -201,16 +197,16 @@ def _rate(figure: ast.HardwareFigure, scope: Scope) -> Rate | None:
     found = tuple(point for point in points if point is not None)
     sizes = [size for size, _ in found]
     if len(found) == len(points) and (not sizes or sizes != sorted(set(sizes))):
-        wrong_figure(figure, "a number, or numbers by ascending sizes: `{ 1e3: 2e9, 1e6: 40e9 }`", scope)
-        return None
+        return wrong_figure(
+            figure, "a number, or numbers by ascending sizes: `{ 1e3: 2e9, 1e6: 40e9 }`", scope
+        )
     return Rate(found) if len(found) == len(points) else None
 
 
 def _point(entry: ast.HardwareFigure, scope: Scope) -> tuple[float, float] | None:
     if isinstance(entry.key, ast.Name) or not _is_possible(entry.key.value):
         message = f"a table by size has numbers from {LEAST:g} to {MOST:g} as keys"
-        scope.error("E315", message, entry.key.span)
-        return None
+        return scope.refuse("E315", message, entry.key.span)
     rate = positive(entry, scope)
     return None if rate is None else (float(entry.key.value), rate)
 
@@ -237,8 +233,7 @@ def _table(expected: str, is_key: Callable[[ast.Name, Scope], bool], read: Read)
 
     def read_table(figure: ast.HardwareFigure, scope: Scope) -> dict[str, Any] | None:
         if not isinstance(figure.value, ast.HardwareFigures) or not figure.value.entries:
-            wrong_figure(figure, expected, scope)
-            return None
+            return wrong_figure(figure, expected, scope)
         places: dict[str, Span] = {}
         found: dict[str, Any] = {}
         for entry in figure.value.entries:
@@ -258,8 +253,7 @@ def _record(
     def read(figure: ast.HardwareFigure, scope: Scope) -> Any:
         given = figure.value.entries if isinstance(figure.value, ast.HardwareFigures) else None
         if given is None or not (given or needed):
-            wrong_figure(figure, expected, scope)
-            return None
+            return wrong_figure(figure, expected, scope)
         found = entries_of(given, known, needed, where, figure, scope)
         return None if found is None else make(**fields_of(found))
 
@@ -270,8 +264,7 @@ def _shares(figure: ast.HardwareFigure, scope: Scope) -> Rate | None:
     """Read a share, or a table of shares by size."""
     rate = _rate(figure, scope)
     if rate is not None and rate.peak > 1:
-        wrong_figure(figure, f"shares above 0 and up to 1, and one of these is {rate.peak:g}", scope)
-        return None
+        return wrong_figure(figure, f"shares above 0 and up to 1, and one of these is {rate.peak:g}", scope)
     return rate
 
 
@@ -442,8 +435,7 @@ def _graph_link(
     nodes: ast.DeviceList = found["between"]
     if len(nodes.devices) > MOST_NAMED_DEVICES + MOST_LINKS:
         message = f"`between` has {len(nodes.devices):,} entries, and a machine has fewer devices and links"
-        scope.error("E315", message, nodes.span)
-        return None
+        return scope.refuse("E315", message, nodes.span)
     names = {each.name.text for each in later}
     groups = [_group(node, graph, names, wrong, scope) for node in nodes.devices]
     good = tuple(group for group in groups if group is not None)
@@ -483,8 +475,9 @@ def _group(
     if isinstance(node, ast.DevicesOfKind):
         return devices_of_kind(node, kinds_in(graph), "E315", scope)
     if not isinstance(node, ast.Name):
-        scope.error("E315", "`between` takes names of devices and links: `[cpu, gpu[0..3]]`", node.span)
-        return None
+        return scope.refuse(
+            "E315", "`between` takes names of devices and links: `[cpu, gpu[0..3]]`", node.span
+        )
     kind = next((i for i, each in enumerate(graph.kinds) if each.name == node.text), None)
     if kind is not None:
         return graph.numbers(kind)
@@ -499,16 +492,14 @@ def _group(
     number = known[node.text]
     if graph.links[number].kind not in CENTRAL:
         message = f"`{node.text}` is a {graph.links[number].kind}, which no link can join"
-        scope.error("E315", message, node.span, help="links join devices, switches and buses")
-        return None
+        return scope.refuse("E315", message, node.span, help="links join devices, switches and buses")
     return (graph.middle(number),)
 
 
 def _between(figure: ast.HardwareFigure, scope: Scope) -> ast.DeviceList | None:
     if isinstance(figure.value, ast.DeviceList) and figure.value.devices:
         return figure.value
-    wrong_figure(figure, "the devices and links that are joined: `[cpu, gpu[0..3]]`", scope)
-    return None
+    return wrong_figure(figure, "the devices and links that are joined: `[cpu, gpu[0..3]]`", scope)
 
 
 GRAPH_LINK: Mapping[str, Read] = {

@@ -16,10 +16,10 @@ from fnmatch import translate
 from operator import itemgetter
 from typing import Any
 
-from mtfc.compiler.diagnostics import CompileError
+from mtfc.compiler.diagnostics import CompileError, failure
 from mtfc.compiler.ir.core import Role
 from mtfc.frontend.jaxpr.factors import Axis, Factor, leaves, may_unite, size_of, unite
-from mtfc.frontend.jaxpr.flat import Flat, Var, refused
+from mtfc.frontend.jaxpr.flat import Flat, Var
 from mtfc.frontend.jaxpr.roles import RoleFinder, Source
 from mtfc.frontend.jaxpr.user_lines import definition
 from mtfc.frontend.syntax.lexer import RESERVED
@@ -192,7 +192,7 @@ def _unite_named(
 def _wrong(message: str, function: Callable[..., Any], places: Sequence[str] = ()) -> CompileError:
     shown = ", ".join(places[:12]) + (", ..." if len(places) > 12 else "")
     help = f"the arguments' arrays are: {shown}" if places else None
-    return refused("E803", message, definition(function), help)
+    return failure("E803", message, definition(function), help)
 
 
 NUMBER = re.compile(r"^(.*?)(\d+)$")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mtfc.compiler.ir.core import Stage
+from mtfc.frontend.jaxpr.user_lines import at_line_of
 
 INLINED = {
     "jit": "jaxpr",
@@ -55,13 +56,43 @@ LONG = frozenset({
 """Primitives that may take long, or that do more than to compute."""
 
 
+def all_equations(closed: Any) -> Iterator[Any]:
+    """Yield the equations of a jaxpr, and those of the jaxprs in their parameters."""
+    for eqn in getattr(closed, "jaxpr", closed).eqns:
+        yield eqn
+        for value in eqn.params.values():
+            for inner in value if isinstance(value, tuple) else (value,):
+                if hasattr(getattr(inner, "jaxpr", inner), "eqns"):
+                    yield from all_equations(inner)
+
+
 def takes_long(closed: Any) -> bool:
     """Return True for a jaxpr with a primitive that may take long, or with effects."""
-    for eqn in getattr(closed, "jaxpr", closed).eqns:
-        inner = eqn.params.get(INLINED.get(eqn.primitive.name, ""))
-        if eqn.primitive.name in LONG or eqn.effects or (inner is not None and takes_long(inner)):
-            return True
-    return False
+    return any(eqn.primitive.name in LONG or eqn.effects for eqn in all_equations(closed))
+
+
+def evaluated(
+    closed: Any,
+    values: Sequence[Any],
+    apply: Callable[[Any, list[Any]], Sequence[Any]],
+    number: Callable[[Any], Any] = lambda literal: literal.val,
+) -> list[Any]:
+    """Return the results of a jaxpr for the values of its arguments.
+
+    apply: returns the results of an equation for its operands. number: returns the value of a literal.
+    """
+    jaxpr = getattr(closed, "jaxpr", closed)
+    env: dict[Any, Any] = dict(zip(jaxpr.constvars, getattr(closed, "consts", ()), strict=False))
+    env.update(zip(jaxpr.invars, values, strict=True))
+
+    def read(v: Any) -> Any:
+        return number(v) if hasattr(v, "val") else env[v]
+
+    for eqn in jaxpr.eqns:
+        with at_line_of(eqn):
+            found = apply(eqn, [read(v) for v in eqn.invars])
+        env.update(zip(eqn.outvars, found, strict=True))
+    return [read(v) for v in jaxpr.outvars]
 
 
 def bound(primitive: Any, operands: Sequence[Any], params: Mapping[str, Any]) -> list[Any]:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
+from mtfc.frontend.jaxpr.equations import all_equations
+
 OWN = frozenset({"composite", "custom_linear_solve", "custom_vmap_call", "linear_call"})
 """Primitives of JAX itself that are evaluated by a function of JAX, for any operands."""
 
@@ -71,7 +73,7 @@ def expansion(eqn: Any) -> Any | None:
         found = _traced(eqn, _by_jax)
     except Exception:  # a library may evaluate its primitive by anything
         return None
-    return None if _applies(found.jaxpr, eqn.primitive) else found
+    return None if any(inner.primitive is eqn.primitive for inner in all_equations(found)) else found
 
 
 def updates_whole(eqn: Any) -> bool:
@@ -97,13 +99,6 @@ def _carried(eqn: Any, operands: Sequence[Any]) -> Any:
     constants, carries = eqn.params["num_consts"], eqn.params["num_carry"]
     empty = [jnp.zeros(var.aval.shape, var.aval.dtype) for var in eqn.outvars[carries:]]
     return [*operands[constants : constants + carries], *empty]
-
-
-def _applies(jaxpr: Any, primitive: Any) -> bool:
-    """Return True if a jaxpr, or one that it has inside, applies a primitive."""
-    inside = (getattr(x, "jaxpr", x) for eqn in jaxpr.eqns for x in eqn.params.values())
-    is_own = any(eqn.primitive is primitive for eqn in jaxpr.eqns)
-    return is_own or any(_applies(x, primitive) for x in inside if hasattr(x, "eqns"))
 
 
 def _is_complex(var: Any) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import attrs
 
-from mtfc.compiler.diagnostics import CompileError, Diagnostic, Span
+from mtfc.compiler.diagnostics import CompileError, Span, failure
 from mtfc.compiler.ir.core import Stage
 from mtfc.compiler.ir.types import ARRAY_DTYPES, CARRIED_BYTES, FLOATS
 from mtfc.frontend.jaxpr.equations import (
@@ -181,10 +181,6 @@ class Flat:
         return tuple(keystr((key,), simple=True) for key in path[2:])
 
 
-def refused(code: str, message: str, span: Span, help: str | None = None) -> CompileError:
-    return CompileError([Diagnostic(code, message, span, help=help)])
-
-
 Env = dict[Any, Operand | Empty]
 """Variable of a jaxpr -> what stands for it."""
 
@@ -250,7 +246,7 @@ class Flattener:
             return Var(self._count, tuple(data.shape), "u32", key=str(dtype._impl.name))
         if name is None:
             message = f"an array has dtype {dtype.name}, which no program has"
-            raise refused("E804", message, span or self.place, f"the dtypes are {', '.join(DTYPES)}")
+            raise failure("E804", message, span or self.place, f"the dtypes are {', '.join(DTYPES)}")
         if 0 in shape:
             raise self._without_elements(shape, span)
         return Var(self._count, shape, name)
@@ -299,7 +295,7 @@ class Flattener:
             loop.params = {**loop.params, "num_consts": consts + len(outer), "num_carry": carries}
 
     def _without_elements(self, shape: Sequence[int], span: Span | None) -> CompileError:
-        return refused("E804", f"an array has shape {[*shape]}, which no program has", span or self.place)
+        return failure("E804", f"an array has shape {[*shape]}, which no program has", span or self.place)
 
     def _inline(self, closed: Any, env: Env) -> tuple[Operand | Empty, ...]:
         """Add the steps of a jaxpr, whose arguments `env` has, and return its outputs."""
@@ -334,7 +330,7 @@ class Flattener:
         effects = [type(effect).__name__ for effect in eqn.effects]
         if any("IO" in each or "Error" in each for each in effects):
             message = f"`{name}` has a side effect, which a program on many processors cannot keep in order"
-            raise refused("E805", message, span or self.place, "leave it out of the imported function")
+            raise failure("E805", message, span or self.place, "leave it out of the imported function")
         if not makes_step(eqn):  # debugging prints, too; `plan.apply` keeps them
             found = _with_elements(operands)
             env.update(
@@ -343,7 +339,7 @@ class Flattener:
             return
         if any("Ref" in type(v.aval).__name__ for v in (*eqn.invars, *eqn.outvars)):
             message = f"`{name}` works on a reference to a mutable array, and programs have only values"
-            raise refused(
+            raise failure(
                 "E805", message, span or self.place, "write `x = x.at[i].set(y)` in the place of `x[i] = y`"
             )
         env.update({v: Empty(v.aval.shape, v.aval.dtype) for v in eqn.outvars if not has_elements(v)})

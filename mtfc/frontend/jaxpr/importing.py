@@ -31,6 +31,7 @@ from mtfc.compiler.ir.core import (
 from mtfc.compiler.ir.loops import executed
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.calls import FUNCTION
+from mtfc.compiler.ir.rewrite import needed_for
 from mtfc.compiler.ir.types import ITEM_BYTES, Dim, TensorType
 from mtfc.compiler.ir.verifier import verify
 from mtfc.compiler.search.repeated_layers import RepeatedLayers
@@ -263,17 +264,11 @@ def returned_arguments(flat: Flat) -> dict[int | str, tuple[Any, ...]]:
         places = [
             place
             for place, other in sorted(results.items(), key=lambda item: len(item[0]))
-            if other == leaves and not any(_overlap(place, each) for each in found.values())
+            if other == leaves and all(place[: len(at)] != at[: len(place)] for at in found.values())
         ]
         if len(leaves) > 1 and places:
             found[argument] = places[0]
     return found
-
-
-def _overlap(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
-    """Return True if one place is inside of the other."""
-    length = min(len(a), len(b))
-    return a[:length] == b[:length]
 
 
 def _returned(flat: Flat) -> Iterator[tuple[int, tuple[Any, ...]]]:
@@ -453,7 +448,7 @@ def training_functions(whole: Function, replaced: Mapping[str, str]) -> tuple[Fu
     return forward, Function("step", arguments, _by_output([*_staged(whole.body, plain)], outputs), outputs)
 
 
-def _gradients(body: Iterable[Equation], plain: Iterable[Output]) -> list[Output]:
+def _gradients(body: Sequence[Equation], plain: Iterable[Output]) -> list[Output]:
     """Return the values of the backward pass that other equations need, as outputs beside the plain ones."""
     backward = {value: None for eqn in body if eqn.stage == "backward" for value in eqn.results}
     needed = _ancestors(body, backward)
@@ -474,13 +469,10 @@ def update_results(steps: Sequence[AppliedPrimitive], outputs: Iterable[Operand]
     return frozenset(var for step in all_steps(found) for var in step.results)
 
 
-def _ancestors(body: Iterable[Equation], values: Iterable[Value]) -> set[Value]:
-    """Return all values that some values are computed from."""
-    needed = set(values)
-    for eqn in reversed([*body]):
-        if not needed.isdisjoint(eqn.results):
-            needed |= {*eqn.operands, *eqn.results}
-    return needed
+def _ancestors(body: Sequence[Equation], values: Iterable[Value]) -> set[Value]:
+    """Return all values that some values are computed from, and these values."""
+    wanted = set(values)
+    return wanted.union(*((*eqn.operands, *eqn.results) for eqn in needed_for(wanted, body)))
 
 
 def _with_role(argument: Argument, needed: set[Value], replaced: Iterable[str]) -> Argument:

@@ -95,25 +95,32 @@ class Linker:
         result.repeated = frozenset(i for i, j in enumerate(order) if j in x.repeated)
 
     def fit(
-        self, step: AppliedPrimitive, i: int, wanted: Sequence[Axis | None], used: Iterable[Factor] = ()
+        self,
+        step: AppliedPrimitive,
+        i: int,
+        wanted: Sequence[Axis | None] | Mapping[int, Axis],
+        beside: Sequence[Axis] = (),
     ) -> Axes:
-        """Let an operand have the wanted axes at this use, and return its axes.
+        """Let an operand have the wanted axes at this use, and return its axes. wanted: of all axes, or by their numbers.
 
-        An axis that is None may be any, but no factor of `used`, now and when other operands are fitted.
+        An axis that is None may be any, but has no factor of the axes `beside`, now and when other operands are fitted.
         """
-        used = tuple(used)
-        found = self.fitted(step.operands[i].axes, wanted, used)
-        self.space(used, *found)
-        pairs = zip(found, step.operands[i].axes, strict=True)
+        x = step.operands[i]
+        if isinstance(wanted, Mapping):
+            wanted = [wanted.get(j) for j in range(len(x.shape))]
+        found = self.fitted(x.axes, wanted, beside)
+        self.space(*beside, *found)
+        pairs = zip(found, x.axes, strict=True)
         if any(a != b and leaves(a) != leaves(b) for a, b in pairs):
             step.renamed[i] = found
         return found
 
-    def fitted(self, axes: Axes, wanted: Sequence[Axis | None], used: Iterable[Factor] = ()) -> Axes:
+    def fitted(self, axes: Axes, wanted: Sequence[Axis | None], beside: Sequence[Axis] = ()) -> Axes:
         """Unite axes with the wanted ones. Where that is refused, the wanted axis takes the place of the axis."""
         pairs = [*zip(axes, wanted, strict=True)]
         found = [a if target is None or unite(a, target) else target for a, target in pairs]
-        taken = {f for _, target in pairs if target is not None for f in leaves(target)} | {*leaves(used)}
+        targets = (*beside, *(target for _, target in pairs if target is not None))
+        taken = {f for each in targets for f in leaves(each)}
         for j, (a, target) in enumerate(pairs):
             if target is None:
                 if not taken.isdisjoint(leaves(a)):

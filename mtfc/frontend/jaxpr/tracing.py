@@ -15,10 +15,10 @@ from typing import Any
 
 import attrs
 
-from mtfc.compiler.diagnostics import CompileError, Span
-from mtfc.frontend.jaxpr.equations import bound
-from mtfc.frontend.jaxpr.flat import Flat, Flattener, Operand, refused
-from mtfc.frontend.jaxpr.user_lines import at_line_of, definition, line_of, line_of_error
+from mtfc.compiler.diagnostics import CompileError, Span, failure
+from mtfc.frontend.jaxpr.equations import all_equations, bound, evaluated
+from mtfc.frontend.jaxpr.flat import Flat, Flattener, Operand
+from mtfc.frontend.jaxpr.user_lines import definition, line_of, line_of_error
 
 
 def traced(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Flat:
@@ -54,7 +54,7 @@ def traced(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
 
 
 def _of_values(error: Exception, reason: str, function: Callable[..., Any]) -> CompileError:
-    return refused(
+    return failure(
         "E802",
         f"the Python code depends on the values of arrays: {reason}",
         line_of_error(error) or definition(function),
@@ -74,13 +74,13 @@ def _of_signature(message: str, function: Callable[..., Any]) -> CompileError | 
     found = NOT_AN_ARRAY.search(message)
     if found is not None:
         kind = found[1].removeprefix("builtins.")
-        return refused(
+        return failure(
             "E801",
             f"the function returns a leaf of type {kind}, and must return arrays",
             definition(function),
         )
     if message.startswith(NOT_HASHABLE):
-        return refused(
+        return failure(
             "E801",
             "an argument is static under `jax.jit`, and all arguments of a program are arrays",
             definition(function),
@@ -178,7 +178,7 @@ def _check_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mappi
     try:
         inspect.signature(function).bind(*args, **kwargs)
     except TypeError as error:
-        raise refused(
+        raise failure(
             "E801", f"the example arguments do not fit the function: {error}", definition(function)
         ) from None
     except ValueError:  # a function without a signature
@@ -188,7 +188,7 @@ def _check_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mappi
         is_other(inner)
         for is_other in (inspect.isgeneratorfunction, inspect.isasyncgenfunction, inspect.iscoroutinefunction)
     ):
-        raise refused(
+        raise failure(
             "E801", "the function has `yield` or `async`, and must return arrays", definition(function)
         )
     names = argument_names(function, len(args))
@@ -198,7 +198,7 @@ def _check_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mappi
             first = names[path[1].idx] if path[0].idx == 0 else keystr(path[1:2], simple=True)
             place = "/".join([first, *(keystr((key,), simple=True) for key in path[2:])])
             message = f"argument {place} has a leaf of type {kind}, and must have arrays"
-            raise refused("E801", message, definition(function), BY_CLOSURE)
+            raise failure("E801", message, definition(function), BY_CLOSURE)
 
 
 def _kind_of_other(leaf: Any) -> str | None:
@@ -346,7 +346,8 @@ def without_explicit_types(closed: Any) -> Any:
 
     mesh, kinds = jax.sharding.get_abstract_mesh(), jax.sharding.AxisType
     if mesh.empty or kinds.Explicit not in mesh.axis_types:
-        return _converted(closed) if has_shard_map(closed) else closed
+        has_shard_map = any(eqn.primitive.name == "shard_map" for eqn in all_equations(closed))
+        return _converted(closed) if has_shard_map else closed
     auto = jax.sharding.AbstractMesh(
         mesh.axis_sizes, mesh.axis_names, axis_types=(kinds.Auto,) * len(mesh.axis_names)
     )
@@ -358,7 +359,7 @@ def _converted(closed: Any) -> Any:
     import jax
 
     def function(*arrays: Any) -> list[Any]:
-        return _evaluated(closed.jaxpr, closed.consts, arrays)
+        return evaluated(closed, arrays, _applied, _number)
 
     struct: Any = jax.ShapeDtypeStruct
     return jax.make_jaxpr(function)(
@@ -367,20 +368,6 @@ def _converted(closed: Any) -> Any:
             for v in closed.jaxpr.invars
         )
     )
-
-
-def _evaluated(jaxpr: Any, consts: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
-    env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
-    env.update(zip(jaxpr.invars, arrays, strict=True))
-
-    def read(v: Any) -> Any:
-        return _number(v) if hasattr(v, "val") else env[v]
-
-    for eqn in jaxpr.eqns:
-        with at_line_of(eqn):
-            found = _applied(eqn, [read(v) for v in eqn.invars])
-        env.update(zip(eqn.outvars, found, strict=True))
-    return [read(v) for v in jaxpr.outvars]
 
 
 def _number(literal: Any) -> Any:
@@ -394,8 +381,7 @@ def _number(literal: Any) -> Any:
 def _applied(eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:
     name = eqn.primitive.name
     if name in CALLS:
-        inner = eqn.params[CALLS[name]]
-        return _evaluated(inner.jaxpr, inner.consts, operands)
+        return evaluated(eqn.params[CALLS[name]], operands, _applied, _number)
     if name in RESHARDING:
         return operands
     if name == "shard_map":
@@ -408,7 +394,7 @@ def _applied(eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:
 
 def _of_shard_map(eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:
     try:
-        return as_batches(eqn, operands, lambda *xs: _evaluated(eqn.params["jaxpr"], (), xs))
+        return as_batches(eqn, operands, lambda *xs: evaluated(eqn.params["jaxpr"], xs, _applied, _number))
     except CompileError:
         raise
     except Exception as error:  # what JAX cannot map
@@ -416,7 +402,7 @@ def _of_shard_map(eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:
         message = f"this `shard_map` cannot be computed as a batch of the parts of its mesh: {reason}"
         place = line_of(eqn.source_info.traceback) or Span("", 1, 1, 1, 1)
         help = "import the function without it: a plan splits the arrays of the whole program"
-        raise refused("E807", message, place, help) from None
+        raise failure("E807", message, place, help) from None
 
 
 def _without_shardings(value: Any) -> Any:
@@ -484,18 +470,6 @@ def _permuted(x: Any, axes: Any, pairs: Sequence[tuple[int, int]]) -> Any:
         sources[target] = source
     place = jax.numpy.asarray(sources)[jax.lax.axis_index(axes)]
     return jax.lax.all_gather(x, axes).at[place].get(mode="fill", fill_value=0)
-
-
-def has_shard_map(closed: Any) -> bool:
-    """Return True if a jaxpr has a `shard_map`, or one that it calls."""
-    from jax.extend.core import ClosedJaxpr, Jaxpr
-
-    for eqn in getattr(closed, "jaxpr", closed).eqns:
-        values = [y for x in eqn.params.values() for y in (x if isinstance(x, tuple) else (x,))]
-        inside = any(has_shard_map(x) for x in values if isinstance(x, ClosedJaxpr | Jaxpr))
-        if inside or eqn.primitive.name == "shard_map":
-            return True
-    return False
 
 
 def _mapped(body: Body, specs: Sequence[Spec], sizes: dict[str, int]) -> Body:

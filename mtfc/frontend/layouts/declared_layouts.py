@@ -250,9 +250,7 @@ def resolve_forms(section: ast.FormSet | None, scope: Scope) -> Forms:
             continue
         if name.text not in FORMS:
             known = f"it has {', '.join(FORMS)}"
-            near = scope.reports.nearest(name.text, FORMS)
-            help = f"did you mean `{near}`?" if near else known
-            scope.error("E324", f"`forms` has no entry `{name.text}`", name.span, help=help)
+            scope.unknown("E324", f"`forms` has no entry `{name.text}`", name, FORMS, known)
         elif (value := _value(each, name.text)) is None:
             scope.error("E324", f"`{name.text}` is {_words(name.text)}", each.span)
         elif name.text == "recompute" and not _is_known(value, scope):

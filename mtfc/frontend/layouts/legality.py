@@ -99,7 +99,7 @@ def _check(facts: ProgramIndex, declared: DeclaredLayout, advice: Advice) -> Ite
     yield from errors
     named = all(path in facts.by_path for path in declared.values)
     if named and not errors and (not advice.several or _is_meant_for(facts, declared)):
-        yield from check_efficiency(facts, declared, advice, lambda other: not any(_errors(facts, other)))
+        yield from _Check(facts, declared, advice, lambda other: not any(_errors(facts, other))).found()
 
 
 def _errors(facts: ProgramIndex, declared: DeclaredLayout) -> Iterator[Diagnostic]:
@@ -359,14 +359,9 @@ machine has no room for the mesh.
 """
 
 
-def unpredicted(
-    program: Program, eqn: Equation, mesh: Mesh, layout: Layout, others: Sequence[Layout]
-) -> None:
-    """Predict nothing: there is no simulator."""
-
-
 def no_predictions() -> Faster:
-    return unpredicted
+    """Return a function that predicts nothing, without a simulator."""
+    return lambda *_: None
 
 
 @frozen(slots=False)
@@ -391,19 +386,9 @@ MOST_PLACES = 3
 """Maximum number of places that a warning shows beside the first."""
 
 
-def check_efficiency(
-    facts: ProgramIndex, declared: DeclaredLayout, advice: Advice, is_legal: Callable[[DeclaredLayout], bool]
-) -> Iterator[Diagnostic]:
-    """Yield W601 and W602 for one model under a legal layout; `is_legal` tests another layout."""
-    check = _Check(facts, declared, advice, is_legal)
-    if "W601" not in declared.allowed and not advice.allowed.at("W601", declared.span):
-        yield from check.duplicated()
-    if "W602" not in declared.allowed:
-        for eqn in facts.equations if declared.values else ():
-            yield from check.conflicts(eqn)
-
-
 class _Check:
+    """The check of a legal layout for one model. is_legal: tests another layout."""
+
     def __init__(
         self,
         facts: ProgramIndex,
@@ -415,6 +400,15 @@ class _Check:
         self.advice, self.is_legal = advice, is_legal
         self.mesh = declared.mesh
         self.stages = _stages(facts, declared)
+
+    def found(self) -> Iterator[Diagnostic]:
+        """Yield W601 and W602."""
+        declared = self.declared
+        if "W601" not in declared.allowed and not self.advice.allowed.at("W601", declared.span):
+            yield from self.duplicated()
+        if "W602" not in declared.allowed and declared.values:
+            for eqn in self.facts.equations:
+                yield from self.conflicts(eqn)
 
     def _rules(self, eqn: Equation, reduced: Iterable[Dim]) -> dict[str, DeclaredRule]:
         """Return the rules of an equation: those for its first result, and those for the `reduced` dimensions."""

@@ -35,13 +35,10 @@ def resolve_pipelines(
         loop = scope.dim(rule.loop, "E303")
         if loop is None:
             continue
-        if loop.name in places:
-            labels = [Label(places[loop.name], "first pipeline")]
-            scope.error("E309", f"`{rule.loop.text}` has two pipelines", rule.loop.span, labels)
-            continue
-        places[loop.name] = rule.loop.span
-        each = _resolved(rule, loop, split, mesh, scope)
-        found += [each] if each else []
+        name, message = ast.Name(rule.loop.span, loop.name), f"`{rule.loop.text}` has two pipelines"
+        if scope.is_first(name, places, "E309", message, "first pipeline"):
+            each = _resolved(rule, loop, split, mesh, scope)
+            found += [each] if each else []
     return tuple(found)
 
 
@@ -52,8 +49,7 @@ def _resolved(
     if loop.name not in split:
         message = f"the layout does not split `{rule.loop.text}`, so the pipeline has no stages"
         help = f"add a rule such as `{rule.loop.text}: {next(iter(mesh.names), 'stages')}`"
-        scope.error("E322", message, rule.loop.span, help=help)
-        return None
+        return scope.refuse("E322", message, rule.loop.span, help=help)
     layers = [cut for cut in rule.cuts if cut.dim.text == rule.loop.text]
     batches = [cut for cut in rule.cuts if cut not in layers]
     if len(batches) != 1 or len(layers) > 1:
@@ -64,8 +60,7 @@ def _resolved(
             )
         elif len(layers) > 1:
             message = f"the pipeline says {len(layers)} times into how many chunks it cuts `{loop.name}`"
-        scope.error("E322", message, layers[-1].span if layers else rule.span, help=example)
-        return None
+        return scope.refuse("E322", message, layers[-1].span if layers else rule.span, help=example)
     (cut,) = batches
     batch, number = scope.dim(cut.dim, "E303"), integer(cut.parts, scope)
     chunks = integer(layers[0].parts, scope) if layers else 1
@@ -74,21 +69,18 @@ def _resolved(
     axes = tuple(axis for axis in split.get(batch.name, ()) if axis not in split[loop.name])
     error = _error_of_cut(cut, batch, number, mesh, axes)
     if error is not None:
-        scope.error("E322", error, cut.span, help=example if number < 1 else None)
-        return None
+        return scope.refuse("E322", error, cut.span, help=example if number < 1 else None)
     pipeline = Pipeline(loop.name, batch.name, number, rule.checkpoint, chunks)
     stages = mesh.size(split[loop.name])
     error = _error_of_chunks(pipeline, loop, stages)
     if error is not None:
         help = f"`{{ {batch.name}: {stages}, {loop.name}: 2 }}` gives each stage 2 chunks of `{loop.name}`"
-        scope.error("E322", error, layers[0].span, help=help)
-        return None
+        return scope.refuse("E322", error, layers[0].span, help=help)
     if chunks > 1 and number % stages:
         message = f"{number} micro-batches cannot go around {stages} stages {chunks} times: they go in rounds of {stages}"
-        scope.error(
+        return scope.refuse(
             "E322", message, cut.span, help=f"cut `{batch.name}` into a multiple of {stages} micro-batches"
         )
-        return None
     return DeclaredPipeline(pipeline, batch, rule.span)
 
 

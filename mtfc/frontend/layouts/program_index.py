@@ -65,16 +65,12 @@ The call takes a while: it compiles the program.
 """
 
 
-def nothing() -> Mapping[str, Tensor]:
-    return {}
-
-
 @frozen(slots=False)
 class ProgramIndex:
     """Tensors, names and equations of `forward`; `find_targets` returns the layout targets that the compiler names."""
 
     program: Program
-    find_targets: NamedTargets = nothing
+    find_targets: NamedTargets = dict
 
     @cached_property
     def tensors(self) -> tuple[Tensor, ...]:

@@ -11,7 +11,7 @@ import re
 from functools import cache
 from typing import NamedTuple
 
-from mtfc.compiler.diagnostics import CompileError, Diagnostic, Span
+from mtfc.compiler.diagnostics import Span, failure
 from mtfc.frontend.syntax import tables
 
 BAD = "BAD"
@@ -86,4 +86,4 @@ def decode(data: bytes, file: str) -> str:
         lines = re.split(r"\r\n|\r|\n", good)
         span = Span(file, len(lines), len(lines[-1]) + 1, len(lines), len(lines[-1]) + 2)
         message = f"this file is not UTF-8 text: it has the byte 0x{data[error.start]:02x} here"
-        raise CompileError((Diagnostic("E013", message, span),)) from None
+        raise failure("E013", message, span) from None

@@ -265,7 +265,7 @@ def parse_option(
 
     `brackets` are added where `text` does not begin with the first of them. Raises `CompileError` (syntax errors and E312).
     """
-    whole = Span(file, 1, 1, 1, 1 + len(text))
+    whole = Span.of_line(file, text)
     if not text.lstrip().startswith(brackets[0]):
         prefix, text = prefix + brackets[0], f"{text}\n{brackets[1]}"
     declarations = parse(prefix + text, file, diagnostics, before=len(prefix)).declarations

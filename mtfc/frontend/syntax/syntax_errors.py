@@ -1,4 +1,4 @@
-"""The codes and messages of syntax errors.
+"""The messages of syntax errors.
 
 A message says what was expected and what was found, in the words of the language and not of its grammar.
 """
@@ -11,23 +11,6 @@ from collections.abc import Collection, Mapping
 from mtfc.compiler.diagnostics import Diagnostic, Label, Span, nearest
 from mtfc.frontend.syntax import tables
 from mtfc.frontend.syntax.lexer import END, RESERVED, SEPARATOR, STATEMENTS, WORD, Token
-
-CODES = {
-    "E001": "unexpected text",
-    "E002": "a bracket that is never closed",
-    "E003": "a closing bracket that was never opened",
-    "E004": "a character that the language does not have",
-    "E005": "a malformed number",
-    "E006": "a number that is too large",
-    "E007": "nesting that is too deep",
-    "E008": "something given twice",
-    "E009": "a reserved word used as a name",
-    "E010": "a positional argument after a keyword argument",
-    "E011": "comparisons that chain",
-    "E012": "an unknown entry",
-    "E013": "a file that is not UTF-8 text",
-    "E014": "IR text that is no program",
-}
 
 A_PART = "a part is `part embed on front: { batch: all }`, and of several names `part (embed, head) on front: { ... }`"
 

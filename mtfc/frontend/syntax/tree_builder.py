@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, TypeGuard, TypeVar, cast
 
-from mtfc.compiler.diagnostics import CompileError, Diagnostic, Label, Span, nearest
+from mtfc.compiler.diagnostics import CompileError, Diagnostic, Label, Span, failure, nearest
 from mtfc.compiler.records import frozen
 from mtfc.frontend.syntax import ast, syntax_errors
 from mtfc.frontend.syntax.ast import bound, children, walk
@@ -124,9 +124,9 @@ class TreeBuilder:
             return ast.Int(span, _integer(text, span))
         if not DECIMAL.fullmatch(text):
             shown = syntax_errors.describe(token)
-            raise _error("E005", f"{shown} is not a number", span, help="numbers look like 64, 0.5 and 1e-3")
+            raise failure("E005", f"{shown} is not a number", span, help="numbers look like 64, 0.5 and 1e-3")
         if math.isinf(value := float(text)):
-            raise _error("E006", "this number is larger than any float", span)
+            raise failure("E006", "this number is larger than any float", span)
         return ast.Float(span, value)
 
     def chain(self, span: Span, *items: Token | ast.Expr) -> ast.Expr:
@@ -234,7 +234,7 @@ def _targets(tokens: Sequence[Token]) -> Iterator[str]:
 def _integer(digits: str, span: Span) -> int:
     digits = digits.lstrip("0") or "0"
     if len(digits) > len(str(LARGEST_INTEGER)) or int(digits) > LARGEST_INTEGER:
-        raise _error("E006", "this integer does not fit in 64 bits", span)
+        raise failure("E006", "this integer does not fit in 64 bits", span)
     return int(digits)
 
 
@@ -351,10 +351,6 @@ def _shallow(node: N) -> N:
     return node
 
 
-def _error(code: str, message: str, span: Span, help: str | None = None) -> CompileError:
-    return CompileError((Diagnostic(code, message, span, help=help),))
-
-
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 # From the loosest to the tightest.
 LEVELS = (("or",), ("and",), ("not",), COMPARISONS, ("+", "-"), ("*", "/", "//", "@"), ("negate",), ("**",))
@@ -398,7 +394,7 @@ def _comes_first(left: _Pending, right: _Pending, file: str) -> bool:
     if left.token.text in COMPARISONS and right.token.text in COMPARISONS:
         message = f"comparisons do not chain: `{left.token.text}` and then `{right.token.text}`"
         help = "compare twice and join the results with `and`"
-        raise CompileError((Diagnostic("E011", message, right.token.span(file), help=help),))
+        raise failure("E011", message, right.token.span(file), help)
     return left.level > right.level or (left.level == right.level and right.token.text != "**")
 
 
@@ -406,12 +402,8 @@ def _apply(operator: _Pending, operands: list[ast.Expr], file: str) -> None:
     last = operands.pop()
     if operator.is_prefix:
         start = operator.token.span(file)
-        node: ast.Expr = ast.Unary(_join(start, last.span), cast(ast.UnaryOp, operator.token.text), last)
+        node: ast.Expr = ast.Unary(start.to(last.span), cast(ast.UnaryOp, operator.token.text), last)
     else:
         first = operands.pop()
-        node = ast.Binary(_join(first.span, last.span), cast(ast.BinaryOp, operator.token.text), first, last)
+        node = ast.Binary(first.span.to(last.span), cast(ast.BinaryOp, operator.token.text), first, last)
     operands.append(node)
-
-
-def _join(first: Span, last: Span) -> Span:
-    return Span(first.file, first.line, first.column, last.end_line, last.end_column)

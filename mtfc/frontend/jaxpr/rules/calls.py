@@ -21,9 +21,10 @@ from mtfc.compiler.ir.ops.calls import FUNCTIONS, OnShards
 from mtfc.compiler.ir.types import ARRAY_DTYPES, Dim
 from mtfc.frontend.jaxpr.equations import bound
 from mtfc.frontend.jaxpr.factors import axis
-from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Number, Operand, Var
+from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Operand, Var
 from mtfc.frontend.jaxpr.primitive_rules import JaxprEmitter, Linker, PrimitiveRule
 from mtfc.frontend.jaxpr.rules import elementwise, indexing
+from mtfc.frontend.jaxpr.rules.reductions import windows_of
 
 ELEMENTWISE = frozenset({
     "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "bessel_i0e",
@@ -48,10 +49,6 @@ class Along:
     axes: str
     result: Literal["same", "new", "none"] = "same"
     is_sort: bool = False
-
-    @property
-    def has_windows(self) -> bool:
-        return self.axes in PLAIN_WINDOW
 
 
 ALONG = {
@@ -87,15 +84,6 @@ MATRIX = {
 }
 """Decomposition of an m x n matrix -> its FLOPs over m n min(m, n)."""
 
-PLAIN_WINDOW = {
-    "window_dimensions": 1,
-    "window_strides": 1,
-    "padding": (0, 0),
-    "base_dilation": 1,
-    "window_dilation": 1,
-}
-"""Parameter of windows -> its value for an axis that has none."""
-
 
 def _is_elementwise(step: AppliedPrimitive) -> bool:
     """Accept also casts of bits between dtypes of one size. Random keys have no single elements."""
@@ -116,23 +104,20 @@ def _along(step: AppliedPrimitive) -> tuple[int, ...]:
     is_alike = all(x.shape == shape for x in step.operands if isinstance(x, Var))
     if work is None or step.has_keys or not shape or not is_alike:
         return ()
-    if work.has_windows:
-        rows = [step.params[name] for name in PLAIN_WINDOW]
-        moved = (j for j, row in enumerate(zip(*rows, strict=True)) if row != (*PLAIN_WINDOW.values(),))
-        return tuple(moved) or (0,)
+    if work.axes == "window_dimensions":
+        return tuple(row[0] for row in windows_of(step)) or (0,)
     found = step.params[work.axes]
     return tuple(j % len(shape) for j in (found if isinstance(found, tuple | list) else (found,)))
 
 
-def _params_along(step: AppliedPrimitive, own: Sequence[int], before: int) -> dict[str, Any]:
-    """Return the parameters for arrays that have, behind so many axes, only those along which the primitive works."""
-    name = ALONG[step.primitive].axes
-    if name in PLAIN_WINDOW:
-        rows = {name: tuple(step.params[name][j] for j in own) for name in PLAIN_WINDOW}
-        return {**step.params} | {name: (PLAIN_WINDOW[name],) * before + row for name, row in rows.items()}
-    places = tuple(range(before, before + len(own)))
-    is_several = isinstance(step.params[name], tuple | list)
-    return {**step.params, name: places if is_several else places[0]}
+def _shared_along(step: AppliedPrimitive, own: Sequence[int]) -> tuple[indexing.SharedAxis, ...]:
+    """Return the axes along which a primitive does not work."""
+    kept = [k for k in range(len(step.operands[0].shape)) if k not in own]
+    places = range(len(kept)) if ALONG[step.primitive].result == "none" else kept
+    return tuple(
+        indexing.SharedAxis(tuple(k if x.shape else None for x in step.operands), place)
+        for k, place in zip(kept, places, strict=True)
+    )
 
 
 def link(linker: Linker, step: AppliedPrimitive) -> None:
@@ -144,9 +129,9 @@ def link(linker: Linker, step: AppliedPrimitive) -> None:
         indexing.link_call(linker, step, shared)
     else:
         batch = step.operands[0].axes[: batch_axes(step)] if step.operands else ()
-        for i, operand in enumerate(step.operands):
+        for i in range(len(step.operands)):
             if batch:
-                linker.fit(step, i, (*batch, *[None] * (len(operand.shape) - len(batch))))
+                linker.fit(step, i, dict(enumerate(batch)))
         for result in step.results:
             linker.give(result, (*batch, *map(axis, result.shape[len(batch) :])))
 
@@ -170,11 +155,11 @@ def _link_along(linker: Linker, step: AppliedPrimitive, own: Sequence[int]) -> N
 def emit(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     if _is_elementwise(step):
         return _emit_elementwise(emitter, step)
-    if own := _along(step):
-        return _emit_along(emitter, step, own)
-    if shared := indexing.shared_axes(step):
-        values, mapped, rest, on_shards = indexing.call_operands(emitter, step, shared)
-        return add_call(emitter, step, on_shards, values, mapped, [rest])
+    own = _along(step)
+    if (shared := _shared_along(step, own) if own else indexing.shared_axes(step)) or own:
+        values, mapped, results, function = indexing.call_operands(emitter, step, shared)
+        keys = step.params["num_keys"] if step.primitive == "sort" else 0
+        return add_call(emitter, step, OnShards(function, len(mapped), keys), values, mapped, results)
     number = batch_axes(step)
     operands = elementwise.operands(emitter, step)
     whole = [emitter.whole(value, step.axes(i)) for i, value in enumerate(operands)]
@@ -191,43 +176,6 @@ def _emit_elementwise(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence
     return add_call(
         emitter, step, partial(_bound, step, [()] * len(values)), ordered, dims, [()] * len(step.results)
     )
-
-
-def _emit_along(emitter: JaxprEmitter, step: AppliedPrimitive, own: Sequence[int]) -> Sequence[Value]:
-    """Call the primitive on shards whose axes are the mapped ones, and then those along which it works."""
-    axes, values = step.operands[0].axes, []
-    flat = emitter.dims.of(f for j in own for f in axes[j])
-    for i, operand in enumerate(step.operands):
-        if isinstance(operand, Var):
-            value = emitter.operand(step, i)
-            values.append(emitter.with_dims(value, (*(d for d in value.type.dims if d not in flat), *flat)))
-    mapped = tuple(dict.fromkeys(d for value in values for d in value.type.dims if d not in flat))
-    values = [emitter.build.ordered(v, (*(d for d in mapped if d in v.type.dims), *flat)) for v in values]
-    kept = () if ALONG[step.primitive].result == "none" else own
-    results = [emitter.dims.of(f for j in kept for f in var.axes[j]) for var in step.results]
-    params = _params_along(step, own, len(mapped))
-    sizes = [tuple(dim.size for dim in dims) for dims in results]
-    shape = tuple(step.operands[0].shape[j] for j in own)
-    keys = params["num_keys"] if step.primitive == "sort" else 0
-    function = OnShards(partial(_along_shards, step, params, shape, sizes), len(mapped), keys)
-    return add_call(emitter, step, function, values, mapped, results, params)
-
-
-def _along_shards(
-    step: AppliedPrimitive,
-    params: Any,
-    shape: tuple[int, ...],
-    results: Sequence[tuple[int, ...]],
-    sizes: Sequence[int],
-    *arrays: Any,
-) -> list[Any]:
-    """Apply the primitive to shards. shape: along which it works. results: the other sizes of each result."""
-    from jax import numpy as jnp
-
-    given = [jnp.broadcast_to(x.reshape(*x.shape[: len(sizes)], *shape), (*sizes, *shape)) for x in arrays]
-    given += [jnp.asarray(x.value, ARRAY_DTYPES[x.dtype]) for x in step.operands if isinstance(x, Number)]
-    found = bound(step.bind, given, params)
-    return [y.reshape(*sizes, *own) for y, own in zip(found, results, strict=True)]
 
 
 def _bound(step: AppliedPrimitive, shapes: Sequence[tuple[int, ...]], *arrays: Any) -> list[Any]:
@@ -254,7 +202,6 @@ def add_call(
     operands: Sequence[Value],
     mapped: tuple[Dim, ...],
     results: Sequence[tuple[Dim, ...]],
-    params: Any = None,
 ) -> Sequence[Value]:
     """Append a call. Results get their own shapes, which have one axis for each dimension.
 
@@ -262,7 +209,7 @@ def add_call(
     arrays have no axes.
     """
     operands = _with_mapped(emitter, operands, mapped)
-    name = _name(step, operands, results, params)
+    name = _name(step, operands, results)
     dims = (
         *zip(step.operands, (x.type.dims for x in operands), strict=False),
         *zip(step.results, results, strict=True),
@@ -336,13 +283,11 @@ def _identifier(name: str) -> str:
     return name.replace("-", "_")
 
 
-def _name(
-    step: AppliedPrimitive, operands: Sequence[Value], results: Sequence[tuple[Dim, ...]], params: Any
-) -> str:
+def _name(step: AppliedPrimitive, operands: Sequence[Value], results: Sequence[tuple[Dim, ...]]) -> str:
     """Return a name that equal calls share: primitive, parameters, shapes, and the dimensions of operands and results."""
     shapes = [(x.shape, x.dtype) for x in (*step.operands, *step.results)]
     dims = ([v.type.dims for v in operands], results)
-    text = repr((step.params if params is None else params, shapes, dims))
+    text = repr((step.params, shapes, dims))
     return f"{_identifier(step.primitive)}_{sha256(text.encode()).hexdigest()[:10]}"
 
 

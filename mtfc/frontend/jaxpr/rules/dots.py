@@ -12,11 +12,10 @@ from math import prod
 import attrs
 
 from mtfc.compiler.ir.core import Value
+from mtfc.compiler.ir.ops.elementwise import NUMBERS
 from mtfc.compiler.ir.types import FLOATS, Dim
-from mtfc.frontend.jaxpr.factors import Axis
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive
 from mtfc.frontend.jaxpr.primitive_rules import JaxprEmitter, Linker, PrimitiveRule
-from mtfc.frontend.jaxpr.rules.elementwise import NUMBERS
 
 
 def _free(rank: int, *used: Sequence[int]) -> list[int]:
@@ -30,11 +29,9 @@ def link(linker: Linker, step: AppliedPrimitive) -> None:
     left, right = step.operands
     pairs = [*zip((*left_sum, *left_batch), (*right_sum, *right_batch), strict=True)]
     is_left = prod(left.shape) >= prod(right.shape)
-    base, other = (left, right) if is_left else (right, left)
-    wanted: list[Axis | None] = [None] * len(other.shape)
-    for i, k in pairs:
-        wanted[k if is_left else i] = base.axes[i if is_left else k]
-    found = linker.fit(step, int(is_left), wanted, [f for each in base.axes for f in each])
+    base = left if is_left else right
+    wanted = {k if is_left else i: base.axes[i if is_left else k] for i, k in pairs}
+    found = linker.fit(step, int(is_left), wanted, base.axes)
     a, b = (base.axes, found) if is_left else (found, base.axes)
     free = [*(a[j] for j in _free(len(left.shape), left_sum, left_batch))]
     free += [b[j] for j in _free(len(right.shape), right_sum, right_batch)]
@@ -108,15 +105,11 @@ def _link_ragged(linker: Linker, step: AppliedPrimitive) -> None:
         return
     (batches, right_batches), (left, right), groups = numbers.batches, numbers.contracted, numbers.groups
     x, y, sizes = step.operands
-    used = [f for each in x.axes for f in each]
-    wanted: list[Axis | None] = [None] * len(y.shape)
-    for i, k in zip((*left, *batches), (*right, *right_batches), strict=True):
-        wanted[k] = x.axes[i]
-    found = linker.fit(step, 1, wanted, used)
+    pairs = zip((*left, *batches), (*right, *right_batches), strict=True)
+    found = linker.fit(step, 1, {k: x.axes[i] for i, k in pairs}, x.axes)
     of_y = [found[k] for k in range(len(y.shape)) if k not in (*right, *right_batches, *groups)]
-    own = [*(f for each in found for f in each)]
     before = [x.axes[i] for i in numbers.before] if len(sizes.shape) > 1 else []
-    (*_, group) = linker.fit(step, 2, [*before, found[groups[0]] if groups else None], (*used, *own))
+    (*_, group) = linker.fit(step, 2, [*before, found[groups[0]] if groups else None], (*x.axes, *found))
     free = [x.axes[i] for i in range(len(x.shape)) if i not in (*left, *batches)]
     shared = [x.axes[i] for i in batches]
     linker.give(step.results[0], (*([] if groups else [group]), *shared, *free, *of_y))

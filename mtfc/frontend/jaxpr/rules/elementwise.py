@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from mtfc.compiler.ir.core import Value
-from mtfc.compiler.ir.types import FLOATS
+from mtfc.compiler.ir.core import Attr, Value
+from mtfc.compiler.ir.opdef import OpError
+from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.ops.elementwise import BOOL, NUMBERS
+from mtfc.compiler.ir.types import FLOATS, TensorType
 from mtfc.frontend.jaxpr.factors import Axis, Factor, leaves
 from mtfc.frontend.jaxpr.flat import DTYPES, AppliedPrimitive, Var, data_of
 from mtfc.frontend.jaxpr.primitive_rules import JaxprEmitter, Linker, PrimitiveRule
 
-NUMBERS = FLOATS | {"i32", "u32"}
-BOOL = frozenset({"bool"})
 EVERY = NUMBERS | BOOL
 
 Accepts = Callable[[AppliedPrimitive], bool]
@@ -78,8 +79,20 @@ def rule(make: Emit, accepted: frozenset[str] | Accepts, moves: bool = False) ->
     return PrimitiveRule(link, emit, accepts, moves=moves)
 
 
-def op(name: str, accepted: frozenset[str] | Accepts = FLOATS) -> PrimitiveRule:
-    return rule(lambda emitter, step, values: emitter.elementwise(name, *values), accepted)
+def taken_by(name: str, **attributes: Attr) -> Accepts:
+    """Return the test whether an op takes the dtypes of a step's operands."""
+
+    def accepts(step: AppliedPrimitive) -> bool:
+        try:
+            return bool(OPS[name].infer([TensorType(x.dtype, ()) for x in step.operands], attributes))
+        except OpError:
+            return False
+
+    return accepts
+
+
+def op(name: str) -> PrimitiveRule:
+    return rule(lambda emitter, step, values: emitter.elementwise(name, *values), taken_by(name))
 
 
 def _power(emitter: JaxprEmitter, step: AppliedPrimitive, values: Sequence[Value]) -> Value:
@@ -124,19 +137,11 @@ def _multiplied(emitter: JaxprEmitter, step: AppliedPrimitive, values: Sequence[
     return emitter.elementwise("mul", x, y)
 
 
-UNARY = {
-    **{name: name for name in ("neg", "exp", "log", "tanh", "sqrt", "rsqrt", "square", "abs", "sign", "erf")},
-    **{name: name for name in ("sin", "cos", "floor")},
-    "logistic": "sigmoid",
-}
-ON_INTEGERS = ("neg", "abs", "sign", "square")
-
-BINARY = {
-    **{name: name for name in ("add", "sub", "lt", "le", "gt", "ge")},
-    "add_any": "add",
-    "max": "maximum",
-    "min": "minimum",
-}
+SAME_NAMES = ("neg", "exp", "log", "tanh", "sqrt", "rsqrt", "square", "abs", "sign", "erf", "sin", "cos", "floor", "add", "sub",
+              "div", "pow", "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not")  # fmt: skip
+OF_OPS = {name: name for name in SAME_NAMES}
+OF_OPS |= {"logistic": "sigmoid", "add_any": "add", "max": "maximum", "min": "minimum"}
+"""Elementwise primitive -> the op that it is."""
 
 SAME = ("stop_gradient", "copy", "copy_p", "name", "sharding_constraint", "mesh_cast", "reshard", "pvary",
         "pcast")  # fmt: skip
@@ -165,17 +170,12 @@ def _link_several(linker: Linker, step: AppliedPrimitive) -> None:
 
 
 RULES: dict[str, PrimitiveRule] = {
-    **{name: op(ours, NUMBERS if name in ON_INTEGERS else FLOATS) for name, ours in UNARY.items()},
-    **{name: op(ours, NUMBERS) for name, ours in BINARY.items()},
-    **{name: op(name, EVERY) for name in ("eq", "ne")},
-    **{name: op(name, BOOL) for name in ("and", "or", "not")},
+    **{name: op(ours) for name, ours in OF_OPS.items()},
     **{
         name: rule(lambda emitter, step, values: values[0], frozenset(DTYPES.values()), moves=True)
         for name in SAME
     },
     "mul": rule(_multiplied, NUMBERS),
-    "div": op("div"),
-    "pow": op("pow", lambda step: {x.dtype for x in step.operands} <= FLOATS),
     "integer_pow": rule(_power, FLOATS),
     "one_minus_square": rule(_one_minus_square, FLOATS),
     "select_n": rule(_choice, _is_plain_choice),

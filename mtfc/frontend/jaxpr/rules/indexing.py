@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import prod
 from typing import Any
@@ -10,13 +10,12 @@ from typing import Any
 import attrs
 
 from mtfc.compiler.ir.core import Value
-from mtfc.compiler.ir.ops.calls import OnShards
+from mtfc.compiler.ir.ops.elementwise import BOOL, INTEGERS, NUMBERS
 from mtfc.compiler.ir.types import FLOATS, Dim
 from mtfc.frontend.jaxpr.equations import bound
 from mtfc.frontend.jaxpr.factors import Axis, axis
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Number, Operand
-from mtfc.frontend.jaxpr.primitive_rules import JaxprEmitter, Linker, PrimitiveRule, first_of
-from mtfc.frontend.jaxpr.rules.elementwise import BOOL, NUMBERS
+from mtfc.frontend.jaxpr.primitive_rules import Axes, JaxprEmitter, Linker, PrimitiveRule, first_of
 from mtfc.frontend.jaxpr.rules.shapes import StridedPart, all_parted, axes_of_parts, parts_of
 
 Numbers = tuple[int, ...]
@@ -68,9 +67,6 @@ def data_of(step: AppliedPrimitive) -> Operand:
     return step.results[0] if step.primitive == "gather" else step.operands[2]
 
 
-INDICES = frozenset({"i32", "u32"})
-
-
 def _mode(step: AppliedPrimitive) -> str:
     return str(step.params["mode"]).rpartition(".")[2].lower()
 
@@ -90,7 +86,7 @@ def _is_lookup(step: AppliedPrimitive) -> bool:
 
 def _points_into_one_axis(step: AppliedPrimitive) -> bool:
     ids = step.operands[1]
-    return len(index_numbers(step).axes) == 1 and ids.dtype in INDICES and ids.shape[-1:] == (1,)
+    return len(index_numbers(step).axes) == 1 and ids.dtype in INTEGERS and ids.shape[-1:] == (1,)
 
 
 def _link_gather(linker: Linker, step: AppliedPrimitive) -> None:
@@ -141,13 +137,10 @@ def _updates_rows(step: AppliedPrimitive) -> bool:
 
 
 def _link_scatter(linker: Linker, step: AppliedPrimitive) -> None:
-    (table, ids, updates), numbers = step.operands, index_numbers(step)
+    (table, _, updates), numbers = step.operands, index_numbers(step)
     (j,) = numbers.axes
-    wanted: list[Axis | None] = [None] * len(ids.shape)
-    for k, place in numbers.batch.items():
-        wanted[place] = table.axes[k]
-    used = [f for k in numbers.window(table) for f in table.axes[k]] + [*table.axes[j]]
-    found = linker.fit(step, 1, wanted, used)
+    wanted = {place: table.axes[k] for k, place in numbers.batch.items()}
+    found = linker.fit(step, 1, wanted, [table.axes[k] for k in (*numbers.window(table), j)])
     rows = iter(found[:-1])
     window = iter(numbers.window(table))
     targets = [
@@ -274,8 +267,7 @@ CLAMPED_AS = {"u32": "u32", "i64": "f64", "u64": "f64"}
 def _link_dynamic_update(linker: Linker, step: AppliedPrimitive) -> None:
     x, update = step.operands[:2]
     moved = _moved(step, update.shape)
-    used = [f for each in x.axes for f in each]
-    linker.fit(step, 1, [None if j in moved else a for j, a in enumerate(x.axes)], used)
+    linker.fit(step, 1, {j: a for j, a in enumerate(x.axes) if j not in moved}, x.axes)
     linker.give(step.results[0], x.axes)
 
 
@@ -334,7 +326,7 @@ def _is_one_part(step: AppliedPrimitive) -> bool:
     table, ids = step.operands[:2]
     dtypes = NUMBERS if _op(step) else NUMBERS | BOOL
     is_single = prod(ids.shape[:-1]) == 1 and not index_numbers(step).batch
-    return _op(step) is not None and is_single and ids.dtype in INDICES and table.dtype in dtypes
+    return _op(step) is not None and is_single and ids.dtype in INTEGERS and table.dtype in dtypes
 
 
 def _part_places(step: AppliedPrimitive) -> dict[int, int]:
@@ -344,13 +336,11 @@ def _part_places(step: AppliedPrimitive) -> dict[int, int]:
 
 
 def _link_part(linker: Linker, step: AppliedPrimitive) -> None:
-    table, ids, updates = step.operands
-    used = [f for each in table.axes for f in each]
-    wanted: list[Axis | None] = [None] * len(updates.shape)
-    for k, place in _part_places(step).items():
-        wanted[place] = table.axes[k] if updates.shape[place] == table.shape[k] else None
-    linker.fit(step, 1, [None] * len(ids.shape), used)
-    linker.fit(step, 2, wanted, used)
+    table, _, updates = step.operands
+    places = _part_places(step).items()
+    wanted = {place: table.axes[k] for k, place in places if updates.shape[place] == table.shape[k]}
+    linker.fit(step, 1, {}, table.axes)
+    linker.fit(step, 2, wanted, table.axes)
     linker.give(step.results[0], table.axes)
 
 
@@ -453,14 +443,14 @@ def shared_axes(step: AppliedPrimitive) -> tuple[SharedAxis, ...]:
 
 def link_call(linker: Linker, step: AppliedPrimitive, shared: Sequence[SharedAxis]) -> None:
     """Let operands have the axes of the first one that they share. Other axes of indices and updates are none of its own."""
-    first, used = step.operands[0], [f for each in step.operands[0].axes for f in each]
+    first = step.operands[0]
     for i in range(1, len(step.operands)):
-        wanted: list[Axis | None] = [None] * len(step.operands[i].shape)
+        wanted = dict[int, Axis]()
         for each in shared:
             own, place = each.operands[0], each.operands[i]
             if own is not None and place is not None:
                 wanted[place] = first.axes[own]
-        linker.fit(step, i, wanted, used)
+        linker.fit(step, i, wanted, first.axes)
     axes = [axis(size) for size in step.results[0].shape]
     for each in shared:
         axes[each.result] = _axis(step, each)
@@ -477,23 +467,28 @@ def _axis(step: AppliedPrimitive, shared: SharedAxis) -> Axis:
 
 def call_operands(
     emitter: JaxprEmitter, step: AppliedPrimitive, shared: Sequence[SharedAxis]
-) -> tuple[list[Value], tuple[Any, ...], tuple[Any, ...], OnShards]:
-    """Return the operands of the call, its mapped dimensions, the other dimensions of the result, and the function."""
-    own = [emitter.dims.of(_axis(step, each)) for each in shared]
+) -> tuple[list[Value], tuple[Dim, ...], list[tuple[Dim, ...]], Callable[..., list[Any]]]:
+    """Return the operands of a call on shards, its mapped dimensions, the other dimensions of results, and the function.
+
+    Shared dimensions along which all operands repeat their elements are not mapped.
+    """
+    given = [emitter.operand(step, i) for i in range(len(step.operands))]
+    known = {dim for value in given for dim in value.type.dims}
+    own = [tuple(d for d in emitter.dims.of(_axis(step, each)) if d in known) for each in shared]
     mapped = tuple(dim for dims in own for dim in dims)
+
+    def placed(axes: Axes, numbers: Mapping[int | None, int]) -> tuple[list[list[int]], tuple[Dim, ...]]:
+        return _places([(numbers.get(k), emitter.dims.of(a)) for k, a in enumerate(axes)], own)
+
     places, values = [], []
-    for i in range(len(step.operands)):
-        numbers = {each.operands[i]: j for j, each in enumerate(shared)}
-        plan, rest = _places([(numbers.get(k), emitter.dims.of(a)) for k, a in enumerate(step.axes(i))], own)
-        value = emitter.operand(step, i)
-        front = tuple(dim for dim in mapped if dim in value.type.dims)
-        values.append(emitter.with_dims(value, (*front, *rest)))
+    for i, value in enumerate(given):
+        plan, rest = placed(step.axes(i), {each.operands[i]: j for j, each in enumerate(shared)})
+        values.append(emitter.with_dims(value, (*(d for d in mapped if d in value.type.dims), *rest)))
         places.append(plan)
-    numbers = {each.result: j for j, each in enumerate(shared)}
-    result = step.results[0]
-    plan, rest = _places([(numbers.get(k), emitter.dims.of(a)) for k, a in enumerate(result.axes)], own)
-    sizes = tuple(dim.size for dim in rest)
-    return values, mapped, rest, OnShards(partial(_applied, step, shared, places, plan, sizes), len(mapped))
+    numbers: dict[int | None, int] = {each.result: j for j, each in enumerate(shared)}
+    results = [placed(result.axes, numbers) for result in step.results]
+    sizes = [(plan, tuple(dim.size for dim in rest)) for plan, rest in results]
+    return values, mapped, [rest for _, rest in results], partial(_applied, step, shared, places, sizes)
 
 
 def _places(
@@ -519,16 +514,22 @@ def _applied(
     step: AppliedPrimitive,
     shared: Sequence[SharedAxis],
     places: Sequence[Sequence[Sequence[int]]],
-    result: Sequence[Sequence[int]],
-    rest: Sequence[int],
+    results: Sequence[tuple[Sequence[Sequence[int]], Sequence[int]]],
     sizes: Sequence[int],
     *arrays: Any,
 ) -> list[Any]:
-    """Apply the primitive to shards. sizes: of the mapped dimensions. Arrays have size 1 along those that they lack."""
+    """Apply the primitive to shards. Arrays have size 1 along mapped dimensions that they lack, and JAX maps no numbers.
+
+    places: for each operand the places of its axes in the call. results: these, and the sizes behind the mapped ones, for each
+    result. sizes: of the mapped dimensions.
+    """
     from jax import numpy as jnp
 
     given = []
-    for x, axes in zip(arrays, places, strict=True):
+    for x, operand, axes in zip(arrays, step.operands, places, strict=True):
+        if isinstance(operand, Number):
+            given.append(jnp.asarray(operand.value, x.dtype))
+            continue
         flat = [place for axis in axes for place in axis]
         shape = [n if i in flat else 1 for i, n in enumerate(sizes)] + [*x.shape[len(sizes) :]]
         others = [i for i in range(len(shape)) if i not in flat]
@@ -541,9 +542,13 @@ def _applied(
             if each.is_sliced and (k := each.operands[0]) is not None:
                 slices[k] = given[0].shape[k]
         params = {**params, "slice_sizes": tuple(slices)}
-    (found,) = bound(step.bind, given, params)
-    every, flat = [*sizes, *rest], [place for axis in result for place in axis]
-    return [found.reshape([every[place] for place in flat]).transpose(*map(flat.index, range(len(every))))]
+    found = []
+    for y, (plan, rest) in zip(bound(step.bind, given, params), results, strict=True):
+        every, flat = [*sizes, *rest], [place for axis in plan for place in axis]
+        found.append(
+            y.reshape([every[place] for place in flat]).transpose(*map(flat.index, range(len(every))))
+        )
+    return found
 
 
 RULES: dict[str, PrimitiveRule] = {

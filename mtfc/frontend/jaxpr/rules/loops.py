@@ -49,7 +49,7 @@ def link(linker: Linker, step: AppliedPrimitive) -> None:
         else:
             own = output.axes if isinstance(output, Var) else tuple(map(axis, output.shape))
             if not {*leaves(along)}.isdisjoint(f for each in own for f in leaves(each)):
-                own = linker.fitted(own, [None] * len(own), along)
+                own = linker.fitted(own, [None] * len(own), (along,))
                 body.renamed[i] = own
             linker.give(result, (along, *own))
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from mtfc.compiler.ir.core import Value
+from mtfc.compiler.ir.ops.elementwise import NUMBERS
 from mtfc.compiler.ir.types import FLOATS, Dim
 from mtfc.frontend.jaxpr.factors import Axis, axis, cut, leaves
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive
 from mtfc.frontend.jaxpr.primitive_rules import Axes, JaxprEmitter, Linker, PrimitiveRule
-from mtfc.frontend.jaxpr.rules.elementwise import BOOL, NUMBERS
+from mtfc.frontend.jaxpr.rules.elementwise import taken_by
 
 
 def _axes(step: AppliedPrimitive) -> tuple[int, ...]:
@@ -44,10 +45,6 @@ def _emit(op: str) -> Callable[[JaxprEmitter, AppliedPrimitive], Sequence[Value]
         return (found,)
 
     return emit
-
-
-def reduction(op: str, accepted: frozenset[str]) -> PrimitiveRule:
-    return PrimitiveRule(link, _emit(op), lambda step: step.operands[0].dtype in accepted)
 
 
 def _emit_argmax(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
@@ -139,12 +136,10 @@ def _link_convolution(linker: Linker, step: AppliedPrimitive) -> None:
         linker.rule(step).link(linker, step)
         return
     lead = in_groups[0] if groups > 1 else in_batches[0]
-    wanted: list[Axis | None] = [None] * len(w.shape)
-    wanted[numbers.rhs_spec[1]] = in_groups[1]
-    used = [f for each in x.axes for f in each]
+    wanted = {numbers.rhs_spec[1]: in_groups[1]}
     if lead:
-        wanted[numbers.rhs_spec[0]] = (*lead, *linker.fitted((outs[1],), [None], used)[0])
-    found = linker.fit(step, 1, wanted, used)
+        wanted[numbers.rhs_spec[0]] = (*lead, *linker.fitted((outs[1],), [None], x.axes)[0])
+    found = linker.fit(step, 1, wanted, x.axes)
     axes: list[Axis] = [axis(size) for size in result.shape]
     axes[numbers.out_spec[0]] = in_batches[1]
     axes[numbers.out_spec[1]] = found[numbers.rhs_spec[0]]
@@ -187,10 +182,10 @@ def _emit_convolution(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence
 # reduce_window
 
 
-def _windows(step: AppliedPrimitive) -> list[Row]:
+def windows_of(step: AppliedPrimitive) -> list[Row]:
     """Return the rows of the axes that have windows."""
-    params, rank = step.params, len(step.operands[-1].shape)
-    ones = (1,) * rank
+    params = step.params
+    ones = (1,) * len(params["window_dimensions"])
     rows = zip(
         params["window_dimensions"],
         params["window_strides"],
@@ -205,7 +200,7 @@ def _windows(step: AppliedPrimitive) -> list[Row]:
 def _link_pooling(linker: Linker, step: AppliedPrimitive) -> None:
     """Axes with windows are new in the result."""
     (x,), (result,) = step.operands, step.results
-    moved = {row[0] for row in _windows(step)}
+    moved = {row[0] for row in windows_of(step)}
     axes = tuple(axis(result.shape[j]) if j in moved else a for j, a in enumerate(x.axes))
     linker.give(result, axes)
     linker.space(*x.axes, *axes)
@@ -233,7 +228,7 @@ def _pooled(
     emitter: JaxprEmitter, step: AppliedPrimitive, value: Value, axes: Axes, fill: float
 ) -> tuple[Value, list[Dim], list[tuple[Dim, Axis]]]:
     """Return the windows along all axes, the dimensions inside of windows, and those of the windows with their axes."""
-    rows, kernels = _windows(step), list[Dim]()
+    rows, kernels = windows_of(step), list[Dim]()
 
     def kernel(n: int) -> Dim:
         kernels.append(emitter.dims.new("window", rows[n][1]))
@@ -256,9 +251,8 @@ def _is_plain_selection(step: AppliedPrimitive) -> bool:
 def _link_selection(linker: Linker, step: AppliedPrimitive) -> None:
     """Fit the source's axes without windows to those of the operand. Its others differ from all of these."""
     _, x = step.operands
-    moved = {row[0] for row in _windows(step)}
-    used = [f for each in x.axes for f in each]
-    linker.fit(step, 0, [None if j in moved else a for j, a in enumerate(x.axes)], used)
+    moved = {row[0] for row in windows_of(step)}
+    linker.fit(step, 0, {j: a for j, a in enumerate(x.axes) if j not in moved}, x.axes)
     linker.give(step.results[0], x.axes)
 
 
@@ -272,7 +266,7 @@ def _emit_selection(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[V
     windows, kernels, outs = _pooled(emitter, step, value, axes, float("-inf"))
     folded = []
     for (j, _, stride, (low, high), _, _), kernel, (out, factors) in zip(
-        _windows(step), kernels, outs, strict=True
+        windows_of(step), kernels, outs, strict=True
     ):
         y = emitter.merged(y, axes, j, out)[0] if emitter.dims.of(factors) != (out,) else y
         inside = emitter.single(step.operands[1].axes[j])
@@ -295,13 +289,15 @@ def _emit_selection(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[V
     return (found,)
 
 
+REDUCTIONS = {
+    **{f"reduce_{name}": name for name in ("sum", "max", "min", "prod")},
+    "reduce_and": "all",
+    "reduce_or": "any",
+}
+"""Primitive that reduces -> the op that it is."""
+
 RULES: dict[str, PrimitiveRule] = {
-    "reduce_sum": reduction("sum", NUMBERS),
-    "reduce_max": reduction("max", NUMBERS),
-    "reduce_min": reduction("min", NUMBERS),
-    "reduce_prod": reduction("prod", FLOATS),
-    "reduce_and": reduction("all", BOOL),
-    "reduce_or": reduction("any", BOOL),
+    **{name: PrimitiveRule(link, _emit(op), taken_by(op, over=())) for name, op in REDUCTIONS.items()},
     "argmax": PrimitiveRule(link, _emit_argmax, _is_plain_argmax),
     "cumsum": PrimitiveRule(_link_along, _emit_cumsum, lambda step: step.operands[0].dtype in NUMBERS),
     "rev": PrimitiveRule(_link_along, _emit_rev, moves=True),

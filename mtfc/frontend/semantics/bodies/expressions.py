@@ -217,8 +217,7 @@ class Expressions:
         message = (
             f"`{node.function.text}` has {count(len(results), 'result')}, and one value is expected here"
         )
-        self.scope.error("E218", message, node.span, help=help)
-        return None
+        return self.scope.refuse("E218", message, node.span, help=help)
 
     def results(self, node: ast.Node, variables: Sequence[str]) -> Results:
         """Elaborate an expression whose results are bound to several variables."""
@@ -230,8 +229,7 @@ class Expressions:
         """Return the value of an expression that must be a number, neither a tensor nor a truth value."""
         result = self.value(node)
         if isinstance(result, Value | bool):
-            self.scope.error("E213", "expected a number, such as `0.1` or `1e-3`", node.span)
-            return None
+            return self.scope.refuse("E213", "expected a number, such as `0.1` or `1e-3`", node.span)
         return result
 
     def integer(self, node: ast.Node) -> int | None:
@@ -240,8 +238,7 @@ class Expressions:
         if result is None or (isinstance(result, int) and not isinstance(result, bool)):
             return result
         found = str(result.type) if isinstance(result, Value) else shown(result)
-        self.scope.error("E208", f"expected a whole number, found {found}", node.span)
-        return None
+        return self.scope.refuse("E208", f"expected a whole number, found {found}", node.span)
 
     def not_a_value(self, node: ast.Node, variable: str | None) -> None:
         self.scope.error("E204", "expected a value", node.span)
@@ -262,14 +259,12 @@ class Expressions:
         if left is None or right is None:
             return None
         if node.op == "@":
-            self.scope.error(
+            return self.scope.refuse(
                 "E004", other_libraries.NO_PRODUCT, node.span, help=product_help(node, left.dims, right.dims)
             )
-            return None
         if node.op == "//" and not (isinstance(left.result, int) and isinstance(right.result, int)):
             help = "`//` is for whole numbers, such as sizes; `floor(x / y)` rounds a quotient down"
-            self.scope.error("E214", "values have no operator `//`", node.span, help=help)
-            return None
+            return self.scope.refuse("E214", "values have no operator `//`", node.span, help=help)
         if isinstance(left.result, Value) or isinstance(right.result, Value):
             return self.emit(Site(node.span, variable), OPERATORS[node.op], left, right)
         return self.folded(node.span, lambda a, b: fold(node.op, a, b), left.result, right.result)
@@ -279,8 +274,7 @@ class Expressions:
         try:
             return function(*numbers)
         except ConstantError as error:
-            self.scope.error("E209", str(error), span)
-            return None
+            return self.scope.refuse("E209", str(error), span)
 
     # Equations
 
@@ -410,8 +404,7 @@ class Expressions:
                 if _is_misfit(operand.result, dtype)
                 else None
             )
-            self.scope.error("E206", str(error), operand.span, help=help)
-            return None
+            return self.scope.refuse("E206", str(error), operand.span, help=help)
 
     def output(self, node: ast.Name) -> Value | None:
         """Return the value of a variable that a model returns: a number becomes a scalar of that name."""

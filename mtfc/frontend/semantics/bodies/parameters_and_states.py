@@ -51,8 +51,7 @@ def initial_value(node: ast.State, type: TensorType, expressions: Expressions) -
     if isinstance(value, Value):
         message = f"state `{node.name.text}` does not start with equal elements"
         help = "begin with a number: all elements start with it"
-        expressions.scope.error("E413", message, node.value.span, help=help)
-        return None
+        return expressions.scope.refuse("E413", message, node.value.span, help=help)
     if value is None:
         return None
     number = expressions.number_as(Operand(value, node.value.span), type.dtype)
@@ -142,8 +141,7 @@ def initializer(node: ast.Expr, expressions: Expressions) -> Initializer | None:
         help = f"for example `{_usage('zeros')}`"
         if isinstance(node, ast.Int | ast.Float):
             help = f"write `constant({node.value})`"
-        scope.error("E217", "expected an initializer", node.span, help=help)
-        return None
+        return scope.refuse("E217", "expected an initializer", node.span, help=help)
     name = node.function.text
     if name not in DISTRIBUTIONS:
         scope.unknown("E117", f"unknown initializer `{name}`", node.function, DISTRIBUTIONS)
@@ -218,17 +216,18 @@ def shared_parameter(
     if isinstance(node, ast.State):
         message = f"`{node.name.text}` is a state, which two calls would both update"
         help = "state is not shared: call the function once, with both inputs joined"
-        scope.error(CANNOT_SHARE, message, node.name.span, help=help)
-        return None
+        return scope.refuse(CANNOT_SHARE, message, node.name.span, help=help)
     if parameter is None:
         message = f"the other call has no parameter `{name}`"
-        scope.error(CANNOT_SHARE, message, node.name.span, help="share the parameters of the same function")
-        return None
+        return scope.refuse(
+            CANNOT_SHARE, message, node.name.span, help="share the parameters of the same function"
+        )
     if (parameter.type, parameter.init) != (builder.stacked(type), init):
         labels = [Label(parameter.span, f"there it is {parameter.type}")] if parameter.span else []
         message = f"`{name}` has another type or initial value in the other call"
-        scope.error(CANNOT_SHARE, message, node.name.span, labels, "give both calls the same dimensions")
-        return None
+        return scope.refuse(
+            CANNOT_SHARE, message, node.name.span, labels, "give both calls the same dimensions"
+        )
     return builder.shared_parameter(parameter)
 
 

@@ -16,12 +16,10 @@ from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import ClassVar, Literal
 
-import attrs
-
 from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.builder import Names
-from mtfc.compiler.ir.core import Argument, Equation, Function, Initializer, Output, Value
-from mtfc.compiler.ir.loops import LOOP, WHILE, result_type, stacked_type
+from mtfc.compiler.ir.core import Attr, Equation, Function, Initializer, Output, Value
+from mtfc.compiler.ir.loops import LOOP, WHILE, make_loop, result_type, stacked_type
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
 from mtfc.compiler.records import frozen
 from mtfc.frontend.semantics.bodies import parameters_and_states as declared
@@ -166,8 +164,7 @@ class ElaboratedBody:
     def _wrong_number(self, node: ast.Assign, results: int, failed: bool) -> None:
         if failed:
             return
-        first, last = node.targets[0].span, node.targets[-1].span
-        span = attrs.evolve(first, end_line=last.end_line, end_column=last.end_column)
+        span = node.targets[0].span.to(node.targets[-1].span)
         found = "one value" if results == 1 else count(results, "value")
         self.scope.error("E218", f"{count(len(node.targets), 'name')} for {found}", span)
 
@@ -214,8 +211,7 @@ class ElaboratedBody:
         if type.dtype not in FLOATS:
             message = f"a parameter is trained and so must be floating-point, found {type.dtype}"
             help = "a value that is not trained is an input of the model"
-            self.scope.error("E216", message, node.type.span, help=help)
-            return None
+            return self.scope.refuse("E216", message, node.type.span, help=help)
         return type if self._may_be_stacked(node, type) else None
 
     def _may_be_stacked(self, node: ast.Param | ast.State, type: TensorType) -> bool:
@@ -334,8 +330,7 @@ def _first_condition(node: ast.Expr, body: ElaboratedBody) -> Value | None:
     if len(body.builder.parameters) == parameters:
         return value
     help = "compute what needs parameters in the loop, and let the condition read a variable"
-    body.scope.error("E223", "a condition declares no parameters", node.span, help=help)
-    return None
+    return body.scope.refuse("E223", "a condition declares no parameters", node.span, help=help)
 
 
 def _truth(node: ast.Expr, expressions: Expressions) -> Value | None:
@@ -348,8 +343,7 @@ def _truth(node: ast.Expr, expressions: Expressions) -> Value | None:
         if operand.dtype == "bool":
             help = "make one truth value of it: `any(x)` or `all(x)`"
         message = f"the condition of a loop is one truth value, bool[], found {operand.found}"
-        expressions.scope.error("E223", message, node.span, help=help)
-        return None
+        return expressions.scope.refuse("E223", message, node.span, help=help)
     value = expressions.tensor(operand, "bool")
     return None if value is None else expressions.block.here(value)
 
@@ -363,8 +357,7 @@ def _source(body: ElaboratedBody, node: ast.SliceBinding, dim: Dim | None) -> Va
         return body.expressions.tensor(operand)
     label = Label(node.source.span, f"{operand.shown} is {operand.found}")
     message = f"there is no dimension `{dim.name}` to go along"
-    body.scope.error("E205", message, node.source.span, [label])
-    return None
+    return body.scope.refuse("E205", message, node.source.span, [label])
 
 
 def _may_nest(body: ElaboratedBody, node: ast.Repeat | ast.Scan) -> bool:
@@ -593,21 +586,16 @@ class Loop:
         """Append the `loop` equation and return its results by variable; append nothing if it has no results."""
         if len(outputs) == (self.goes_on is not None):
             return {}
-        operands = list(self.block.operands())
-        arguments: tuple[Argument, ...] = tuple(argument for _, argument in operands)
+        pairs = list(self.block.operands())
+        arguments = tuple(argument for _, argument in pairs)
         region = Function(self.region, arguments, tuple(self.block.body), tuple(outputs))
         results = tuple(Value(self._result_name(each), result_type(each, self.dim)) for each in outputs)
         checkpoint = isinstance(self.node, ast.Repeat) and self.node.checkpoint
-        ends = {} if self.goes_on is None else {WHILE.name: True}
+        attributes: dict[str, Attr] = {"dim": self.dim, "reverse": False, "checkpoint": checkpoint}
+        attributes |= {} if self.goes_on is None else {WHILE.name: True}
+        like = Equation(LOOP, (), (), attributes, span=self.node.span.to(self.node.dim.span))
         self.outside.append(
-            Equation(
-                LOOP,
-                tuple(value for value, _ in operands),
-                results,
-                {"dim": self.dim, "reverse": False, "checkpoint": checkpoint, **ends},
-                (region,),
-                span=self._head(),
-            )
+            make_loop(self.outside.names, region, [value for value, _ in pairs], like, results)
         )
         made = {each.name: value for each, value in zip(outputs, results, strict=True)}
         self.outside.updates |= {name: made[name] for name in self.block.updates}
@@ -618,8 +606,3 @@ class Loop:
         is_condition = self.goes_on is not None and output.updates == self.goes_on.name
         named = self.outside.names.fresh if is_condition else self.outside.variables.of_variable
         return named(output.name)
-
-    def _head(self) -> Span:
-        """Return the place of the loop's head, up to its dimension."""
-        end = self.node.dim.span
-        return attrs.evolve(self.node.span, end_line=end.end_line, end_column=end.end_column)

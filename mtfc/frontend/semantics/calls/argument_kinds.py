@@ -13,6 +13,7 @@ from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.types import WRITTEN_BYTES, Dim
 from mtfc.frontend.semantics.bodies.expressions import Expressions, Operand
 from mtfc.frontend.semantics.names.constants import Number
+from mtfc.frontend.semantics.names.scope import T
 from mtfc.frontend.syntax import ast, other_libraries
 
 Kind = Callable[[Expressions, ast.Node], Any]
@@ -32,8 +33,7 @@ def variables(expressions: Expressions, node: ast.Node) -> list[Operand] | None:
     """Read a list of variables `[w, x]`, or one variable without brackets."""
     nodes = node.dims if isinstance(node, ast.DimList) else (node,)
     if not nodes or not all(isinstance(each, ast.Name) for each in nodes):
-        _expected("variables, as in `[w, x]`", expressions, node)
-        return None
+        return _expected("variables, as in `[w, x]`", expressions, node)
     found = [expressions.operand(each) for each in nodes]
     return None if None in found else [each for each in found if each is not None]
 
@@ -49,8 +49,7 @@ def _misplaced_arrow(expressions: Expressions, node: ast.Arrow) -> None:
 def dim(expressions: Expressions, node: ast.Node) -> Dim | None:
     if isinstance(node, ast.DimName):
         return expressions.scope.dim(node)
-    _expected("a dimension", expressions, node, _dimension(node))
-    return None
+    return _expected("a dimension", expressions, node, _dimension(node))
 
 
 def _dimension(node: ast.Node) -> str | None:
@@ -70,8 +69,7 @@ def dims(expressions: Expressions, node: ast.Node) -> tuple[Dim, ...] | None:
     if isinstance(node, ast.Tuple) and all(isinstance(item, ast.DimName) for item in node.items):
         names = (item.text for item in node.items if isinstance(item, ast.DimName))
         help = f"write `[{', '.join(names)}]`"
-    _expected("dimensions, as in `[batch, io]`", expressions, node, help)
-    return None
+    return _expected("dimensions, as in `[batch, io]`", expressions, node, help)
 
 
 def mapping(expressions: Expressions, node: ast.Node) -> tuple[Dim, Dim] | None:
@@ -81,8 +79,7 @@ def mapping(expressions: Expressions, node: ast.Node) -> tuple[Dim, Dim] | None:
         or not isinstance(node.source, ast.DimName)
         or isinstance(node.target, ast.DimList)
     ):
-        _expected("`old -> new`, two dimensions", expressions, node)
-        return None
+        return _expected("`old -> new`, two dimensions", expressions, node)
     source, target = expressions.scope.dim(node.source), expressions.scope.dim(node.target)
     return (source, target) if source and target else None
 
@@ -99,15 +96,13 @@ def windows(expressions: Expressions, node: ast.Node) -> tuple[Dim, Dim, Dim] | 
             return None
         if len(found) == 2:
             return (source, *found)
-    _expected("`length -> [windows, kernel]`", expressions, node)
-    return None
+    return _expected("`length -> [windows, kernel]`", expressions, node)
 
 
 def two_integers(expressions: Expressions, node: ast.Node) -> tuple[int, int] | None:
     """Read `(1, 1)`."""
     if not isinstance(node, ast.Tuple) or len(node.items) != 2:
-        _expected("two numbers, as in `(1, 1)`", expressions, node)
-        return None
+        return _expected("two numbers, as in `(1, 1)`", expressions, node)
     first, second = (integer(expressions, item) for item in node.items)
     return None if first is None or second is None else (first, second)
 
@@ -121,8 +116,7 @@ def dtype(expressions: Expressions, node: ast.Node) -> str | None:
         return expressions.scope.dtype(node)
     last = node.parts[-1] if isinstance(node, ast.Path) else ""
     help = f"write `{last}`" if last in WRITTEN_BYTES else other_libraries.DTYPES.get(last)
-    _expected("a dtype", expressions, node, help)
-    return None
+    return _expected("a dtype", expressions, node, help)
 
 
 integer: Kind = Expressions.integer
@@ -134,16 +128,14 @@ def number(expressions: Expressions, node: ast.Node) -> Operand | None:
     operand = tensor(expressions, node)
     if operand is None or not isinstance(operand.result, Value):
         return operand
-    _expected("a number", expressions, node)
-    return None
+    return _expected("a number", expressions, node)
 
 
 def boolean(expressions: Expressions, node: ast.Node) -> Number | None:
     if isinstance(node, ast.Bool):
         return node.value
-    _expected("`true` or `false`", expressions, node)
-    return None
+    return _expected("`true` or `false`", expressions, node)
 
 
-def _expected(what: str, expressions: Expressions, node: ast.Node, help: str | None = None) -> None:
-    expressions.scope.error("E204", f"expected {what}", node.span, help=help)
+def _expected(what: str, expressions: Expressions, node: ast.Node, help: str | None = None) -> T | None:
+    return expressions.scope.refuse("E204", f"expected {what}", node.span, help=help)

@@ -125,8 +125,7 @@ def _reduced(
     missing = [dim for dim in kept or () if dim not in x.dims]
     if missing:
         message = f"the operand has no dimension `{missing[0].name}` to keep"
-        expressions.scope.error("E205", message, site.span, [Label(x.span, f"{x.shown} is {x.type}")])
-        return None
+        return expressions.scope.refuse("E205", message, site.span, [Label(x.span, f"{x.shown} is {x.type}")])
     return over if over is not None else tuple(dim for dim in x.dims if dim not in (kept or ()))
 
 
@@ -147,8 +146,7 @@ def _mean(expressions: Expressions, site: Site, op: str, x: Operand, gone: Dims,
         label = Label(x.span, f"{x.shown} is {x.type}")
         help = "convert it with `cast(x, dtype)`"
         message = f"expected a floating-point tensor, found {x.dtype}"
-        expressions.scope.error("E202", message, site.span, [label], help)
-        return None
+        return expressions.scope.refuse("E202", message, site.span, [label], help)
     elements = prod(dim.size for dim in gone)
     if elements == 1:
         return _reduce(expressions, site, "sum", x, gone, kept)
@@ -163,8 +161,7 @@ def _argmax(
     if len(gone) == 1:
         return _reduce(expressions, site, op, x, gone, kept)
     message = f"`argmax` goes over one dimension, found {len(gone)}"
-    expressions.scope.error("E205", message, site.span, help="write `argmax(x, over = d)`")
-    return None
+    return expressions.scope.refuse("E205", message, site.span, help="write `argmax(x, over = d)`")
 
 
 REDUCE: dict[str, Callable[..., Result]] = {"mean": _mean, "argmax": _argmax}
@@ -172,8 +169,7 @@ REDUCE: dict[str, Callable[..., Result]] = {"mean": _mean, "argmax": _argmax}
 
 def rename(expressions: Expressions, site: Site, x: Operand, *mappings: Mapped) -> Result:
     if len(dict(mappings)) < len(mappings):
-        expressions.scope.error("E210", "a dimension is renamed twice", site.span)
-        return None
+        return expressions.scope.refuse("E210", "a dimension is renamed twice", site.span)
     return expressions.emit(site, "rename", x, mapping=mappings)
 
 
@@ -195,13 +191,11 @@ def concat(expressions: Expressions, site: Site, *arguments: Operand | Mapped) -
     if not operands or len(mappings) != len(operands):
         message = f"`concat` of {count(len(operands), 'tensor')} has {count(len(mappings), 'mapping')}"
         help = "write `concat(a, b, left -> both, right -> both)`, or `length -> both` once for all"
-        expressions.scope.error("E203", message, site.span, help=help)
-        return None
+        return expressions.scope.refuse("E203", message, site.span, help=help)
     targets = dict.fromkeys(target for _, target in mappings)
     if len(targets) > 1:
         names = " and ".join(f"`{dim.name}`" for dim in targets)
-        expressions.scope.error("E205", f"`concat` makes one dimension, not {names}", site.span)
-        return None
+        return expressions.scope.refuse("E205", f"`concat` makes one dimension, not {names}", site.span)
     return _joined(expressions, site, operands, tuple(source for source, _ in mappings), mappings[0][1])
 
 
@@ -226,8 +220,7 @@ def stack(expressions: Expressions, site: Site, operands: list[Operand], dim: Di
     """Join tensors of equal dimensions along a new first dimension, which has an element for each of them."""
     if len(operands) != dim.size:
         message = f"a stack of {count(len(operands), 'tensor')} along `{dim.name}`, which has size {dim.size}"
-        expressions.scope.error("E205", message, site.span)
-        return None
+        return expressions.scope.refuse("E205", message, site.span)
     dims, dtype = operands[0].dims, common_dtype(operands)
     one, parts = _one(expressions, site), list[Operand]()
     for each in operands:
@@ -238,8 +231,9 @@ def stack(expressions: Expressions, site: Site, operands: list[Operand], dim: Di
                 if dim in dims
                 else "a stack is of tensors of equal dimensions"
             )
-            expressions.scope.error("E205", message, site.span, labels[: 1 if each is operands[0] else 2])
-            return None
+            return expressions.scope.refuse(
+                "E205", message, site.span, labels[: 1 if each is operands[0] else 2]
+            )
         value = expressions.tensor(each, dtype)
         if value is None:
             return None
@@ -284,15 +278,9 @@ def scatter_add(
     expressions: Expressions, site: Site, updates: Operand, ids: Operand, dim: Dim, dims: Dims
 ) -> Result:
     """Make `scatter_add`, which takes updates with the dimensions of the indices in front."""
-    values = [expressions.tensor(updates), expressions.tensor(ids, "i32" if ids.type is None else None)]
-    found = [value for value in values if value is not None]
-    if len(found) < len(values):
-        return None
-    places = found[1].type.dims
-    order = (*places, *(each for each in dims if each != dim and each not in places))
-    if {*order} == {*found[0].type.dims} and order != found[0].type.dims:
-        found[:1] = expressions.equations(site, "transpose", (updates,), found[:1], {"dims": order})
-    return expressions.equation(site, "scatter_add", (updates, ids), found, {"dim": dim, "dims": dims})
+    order = (*ids.dims, *(each for each in dims if each != dim and each not in ids.dims))
+    ordered = _in_order(expressions, updates, order)
+    return expressions.emit(site, "scatter_add", ordered, ids, apart={1: "i32"}, dim=dim, dims=dims)
 
 
 def cumsum(
@@ -304,10 +292,9 @@ def cumsum(
     reverse: bool = False,
 ) -> Result:
     if over is None:
-        expressions.scope.error(
+        return expressions.scope.refuse(
             "E203", "`cumsum` needs `over`", site.span, help="write `cumsum(x, over = d)`"
         )
-        return None
     return expressions.emit(site, "cumsum", x, dim=over, exclusive=exclusive, reverse=reverse)
 
 

@@ -69,8 +69,7 @@ def _shallow(call: _Call, variables: Variables) -> Results | None:
     except RecursionError:
         call.caller.builder.block, block.call = block, None
         message = "this call leads to functions and expressions that are nested too deeply"
-        call.caller.scope.error("E122", message, call.node.span)
-        return None
+        return call.caller.scope.refuse("E122", message, call.node.span)
 
 
 class _Call:
@@ -146,11 +145,9 @@ class _Call:
         """Report an unknown argument; if it chooses a dimension, the help shows the notation."""
         message = f"`{self.name}` has no argument `{keyword.name.text}`"
         help = keyword_help(self.decl, self.node, keyword, self.caller.scope)
-        if help:
-            self.caller.scope.error("E111", message, keyword.name.span, help=help)
-            return
-        self.caller.scope.unknown("E111", message, keyword.name, known)
-        self.caller.value(keyword.value)
+        self.caller.scope.unknown("E111", message, keyword.name, known, meant=help)
+        if not help:
+            self.caller.value(keyword.value)
 
     def _few_enough(self, most: int) -> bool:
         number = len(self.node.arguments)
@@ -301,8 +298,7 @@ class _Call:
         type = self.scope.type(argument.type)
         if type is None or operand.fits(type):
             return inside.as_type(operand, type) if type else None
-        inside.scope.error("E219", f"expected {type}, found {operand.found}", operand.span)
-        return None
+        return inside.scope.refuse("E219", f"expected {type}, found {operand.found}", operand.span)
 
 
 class FunctionBody(ElaboratedBody):

@@ -149,17 +149,15 @@ def integer(node: ast.Node, scope: Scope) -> int | None:
         return None if operand is None else -operand
     if isinstance(node, ast.Binary):
         return _whole(node, integer(node.left, scope), integer(node.right, scope), scope)
-    scope.error("E208", "expected an integer, dimensions and `+ - * //` between them", node.span)
-    return None
+    return scope.refuse("E208", "expected an integer, dimensions and `+ - * //` between them", node.span)
 
 
 def _whole(node: ast.Binary, left: int | None, right: int | None, scope: Scope) -> int | None:
     if node.op not in ("+", "-", "*", "//"):
         help = "whole division is `//`" if node.op == "/" else None
-        scope.error(
+        return scope.refuse(
             "E208", f"`{node.op}` is not among the operators of sizes, `+ - * //`", node.span, help=help
         )
-        return None
     found = _folded(node, left, right, scope)
     return None if found is None else int(found)
 
@@ -173,8 +171,7 @@ def number(node: ast.Node, scope: Scope) -> float | None:
         return None if operand is None else -operand
     if isinstance(node, ast.Binary) and node.op in ARITHMETIC:
         return _folded(node, number(node.left, scope), number(node.right, scope), scope)
-    scope.error("E213", "expected a number, such as `0.1` or `1e-3`", node.span)
-    return None
+    return scope.refuse("E213", "expected a number, such as `0.1` or `1e-3`", node.span)
 
 
 def _folded(node: ast.Binary, left: float | None, right: float | None, scope: Scope) -> float | None:
@@ -183,8 +180,7 @@ def _folded(node: ast.Binary, left: float | None, right: float | None, scope: Sc
     try:
         return plain(fold(node.op, left, right))
     except ConstantError as error:
-        scope.error("E209", str(error), node.span)
-        return None
+        return scope.refuse("E209", str(error), node.span)
 
 
 # Dimensions and meshes
@@ -208,7 +204,7 @@ def declare_dims(decls: Iterable[ast.DimDecl], overrides: Sizes, scope: Scope) -
 def _override(overrides: Sizes, scope: Scope) -> None:
     """Set the sizes of options. Errors point into a file `<--dim>` with a line for each option."""
     for line, (name, size) in enumerate(overrides.items(), 1):
-        span = Span("<--dim>", line, 1, line, 1 + len(name))
+        span = Span.of_line("<--dim>", name, line)
         if name not in scope.dims:
             scope.unknown("E103", f"unknown dimension `{name}`", ast.Name(span, name), scope.dims)
         elif valid_size(name, size, span, scope):

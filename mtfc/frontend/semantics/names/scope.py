@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, MutableMapping
 from copy import copy
 from difflib import SequenceMatcher
 from functools import cached_property
-from typing import Literal
+from typing import Literal, TypeVar
 
 from mtfc.compiler.diagnostics import Diagnostics, Label, Span, nearest
 from mtfc.compiler.ir.core import Value
@@ -24,6 +24,8 @@ from mtfc.compiler.records import define, frozen
 from mtfc.frontend.semantics.names import standard_library
 from mtfc.frontend.semantics.names.unused_values import Unused, find_unused
 from mtfc.frontend.syntax import ast, other_libraries
+
+T = TypeVar("T")
 
 MAX_DIMS = 32
 """Most dimensions of one tensor or one einsum: the limit of NumPy, and few enough for an einsum's letters."""
@@ -197,11 +199,18 @@ class Scope:
         self.reports.add(code, message, span, (*labels, *calls), help)
         return False
 
+    def refuse(
+        self, code: str, message: str, span: Span, labels: Iterable[Label] = (), help: str | None = None
+    ) -> T | None:
+        """Report an error, and return None, which stands for what failed."""
+        self.error(code, message, span, labels, help)
+        return None
+
     def unknown(
         self,
         code: str,
         message: str,
-        name: ast.Name | ast.Path,
+        name: ast.DimName | ast.Every,
         known: Collection[str],
         help: str | None = None,
         meant: str | None = None,
@@ -334,11 +343,8 @@ class Scope:
             return self.any
         if name.text in WRITTEN_BYTES:
             return name.text
-        message = f"unknown dtype `{name.text}`"
-        if name.text in other_libraries.DTYPES:
-            self.error("E211", message, name.span, help=other_libraries.DTYPES[name.text])
-        else:
-            self.unknown("E211", message, name, WRITTEN_BYTES)
+        meant = other_libraries.DTYPES.get(name.text)
+        self.unknown("E211", f"unknown dtype `{name.text}`", name, WRITTEN_BYTES, meant=meant)
         return None
 
     def type(self, type: ast.Type) -> TensorType | None:

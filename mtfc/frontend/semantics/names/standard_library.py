@@ -7,7 +7,7 @@ each declaration begins in the first column; so a module can be divided into dec
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,23 +32,22 @@ N = TypeVar("N", ast.DimDecl, ast.ImportDecl)
 class UnparsedDeclaration:
     """The text of one declaration of a module, and the line on which it begins."""
 
-    keyword: str
-    name: str
     file: str
     line: int
     text: str
 
 
 class LazyDeclarations(Mapping[str, D]):
-    """Declarations by name, parsed when they are looked up; `pick` selects from the declarations of one name."""
+    """The declarations of a module that begin with a keyword, by name, parsed when they are looked up.
 
-    def __init__(
-        self, sections: Mapping[str, tuple[UnparsedDeclaration, ...]], pick: Callable[[tuple[Any, ...]], D]
-    ) -> None:
-        self._sections, self._pick = sections, pick
+    pick: selects from the declarations of one name.
+    """
+
+    def __init__(self, module: str, keyword: str, pick: Callable[[tuple[Any, ...]], D]) -> None:
+        self._sections, self._pick = sections(module).get(keyword, {}), pick
 
     def __getitem__(self, name: str) -> D:
-        return self._pick(tuple(declaration(section) for section in self._sections[name]))
+        return self._pick(tuple(map(declaration, self._sections[name])))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._sections)
@@ -84,21 +83,16 @@ def texts() -> dict[str, str]:
 
 
 @cache
-def sections(module: str) -> tuple[UnparsedDeclaration, ...]:
-    """Return the declarations of a module, in order; a comment belongs to the declaration before it."""
+def sections(module: str) -> Mapping[str, Mapping[str, Sequence[UnparsedDeclaration]]]:
+    """Return the declarations of a module by keyword and name; a comment belongs to the declaration before it."""
     whole = text(module) or ""
-    found = list(DECLARATION.finditer(whole))
-    ends = [*(match.start() for match in found[1:]), len(whole)]
-    return tuple(
-        UnparsedDeclaration(
-            match[1],
-            match[2],
-            file_of(module),
-            1 + whole.count("\n", 0, match.start()),
-            whole[match.start() : end],
-        )
-        for match, end in zip(found, ends, strict=True)
-    )
+    matches = list(DECLARATION.finditer(whole))
+    found: dict[str, dict[str, list[UnparsedDeclaration]]] = {}
+    for match, end in zip(matches, [*(match.start() for match in matches[1:]), len(whole)], strict=True):
+        line = 1 + whole.count("\n", 0, match.start())
+        section = UnparsedDeclaration(file_of(module), line, whole[match.start() : end])
+        found.setdefault(match[1], {}).setdefault(match[2], []).append(section)
+    return found
 
 
 @cache
@@ -113,27 +107,19 @@ def declaration(section: UnparsedDeclaration) -> ast.Declaration:
 def declarations(module: str, kind: type[N]) -> list[N]:
     """Return the declarations of one kind, all parsed, for kinds with few declarations in a module."""
     keyword = {ast.DimDecl: "dim", ast.ImportDecl: "import"}[kind]
-    parsed = (declaration(section) for section in sections(module) if section.keyword == keyword)
+    parsed = (declaration(each) for same in sections(module).get(keyword, {}).values() for each in same)
     return [each for each in parsed if isinstance(each, kind)]
 
 
-def by_name(module: str, keyword: str) -> dict[str, tuple[UnparsedDeclaration, ...]]:
-    found: dict[str, tuple[UnparsedDeclaration, ...]] = {}
-    for section in sections(module):
-        if section.keyword == keyword:
-            found[section.name] = (*found.get(section.name, ()), section)
-    return found
-
-
 def functions(module: str) -> Mapping[str, ast.FnDecl]:
-    return LazyDeclarations(by_name(module, "fn"), lambda found: found[0])
+    return LazyDeclarations(module, "fn", lambda found: found[0])
 
 
 def optimizers(module: str) -> Mapping[str, tuple[ast.OptimizerDecl, ...]]:
     """Return the optimizers by name, each with all its declarations."""
-    return LazyDeclarations(by_name(module, "optimizer"), lambda found: found)
+    return LazyDeclarations(module, "optimizer", lambda found: found)
 
 
 def with_function(name: str) -> list[str]:
     """Return the modules that have a function of this name."""
-    return [module for module in modules() if name in by_name(module, "fn")]
+    return [module for module in modules() if name in functions(module)]

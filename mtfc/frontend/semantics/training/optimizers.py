@@ -52,8 +52,7 @@ class Optimizer:
 def find_optimizer(node: ast.Expr, scope: Scope, std: Scope) -> Optimizer | None:
     """Return the optimizer that a call in `scope` means; `std` has the optimizers of the library."""
     if not isinstance(node, ast.Call):
-        scope.error("E405", "expected an optimizer", node.span, help=EXAMPLE)
-        return None
+        return scope.refuse("E405", "expected an optimizer", node.span, help=EXAMPLE)
     if isinstance(node.function, ast.Path):
         return _of_module(node, node.function, scope, std)
     name = node.function.text
@@ -78,8 +77,7 @@ def _of_module(node: ast.Call, path: ast.Path, scope: Scope, std: Scope) -> Opti
         help = (
             f"add `import {head}`" if standard_library.text(head) is not None else _elsewhere(rest[-1], std)
         )
-        scope.error("E113", f"no module `{head}` is imported", path.span, help=help)
-        return None
+        return scope.refuse("E113", f"no module `{head}` is imported", path.span, help=help)
     module = scope.modules[head]
     if module is not None and name in module.optimizers:
         return Optimizer(module, module.optimizers[name], node)
@@ -103,15 +101,8 @@ def given_hypers(
         name = keyword.name.text
         if name not in known:
             message = f"`{optimizer.name}` has no hyperparameter `{name}`"
-            other = _with_hyper(optimizer, name)
-            alias = other_libraries.hyperparameter(name, known)
-            if alias:
-                scope.error("E405", message, keyword.name.span, help=alias)
-            elif other:
-                help = f"`{other}` has it: write `{other}(..., {name} = ...)`"
-                scope.error("E405", message, keyword.name.span, help=help)
-            else:
-                scope.unknown("E405", message, keyword.name, known)
+            meant = other_libraries.hyperparameter(name, known) or _with_hyper(optimizer, name)
+            scope.unknown("E405", message, keyword.name, known, meant=meant)
             problems.append(keyword.span)
         elif name in given and not is_override(keyword):
             scope.error("E405", f"`{name}` is given twice", keyword.span)
@@ -134,13 +125,14 @@ def declaration_of(optimizer: Optimizer, hyper: str) -> ast.OptimizerDecl:
 
 
 def _with_hyper(optimizer: Optimizer, hyper: str) -> str | None:
-    """Return another optimizer that has the hyperparameter, first one with a similar name."""
+    """Return help that names another optimizer with the hyperparameter, first one with a similar name."""
     found = [
         name
         for name, decls in optimizer.scope.optimizers.items()
         if any(each.name.text == hyper for each in decls[0].hypers)
     ]
-    return min(found, key=lambda name: (not name.startswith(optimizer.name), name), default=None)
+    other = min(found, key=lambda name: (not name.startswith(optimizer.name), name), default=None)
+    return f"`{other}` has it: write `{other}(..., {hyper} = ...)`" if other else None
 
 
 def _surplus(optimizer: Optimizer, decl: ast.OptimizerDecl) -> Iterator[Span]:
@@ -368,8 +360,7 @@ class UpdateBody(ElaboratedBody):
         value = inside.value(node, hyper.name.text)
         if isinstance(value, Value) and value.type.dims:
             message = f"hyperparameter `{hyper.name.text}` is a scalar, found {value.type}"
-            inside.scope.error("E405", message, node.span)
-            return None
+            return inside.scope.refuse("E405", message, node.span)
         if isinstance(value, Value) and value.type.dtype in FLOATS:
             self.builder.numbers.add(value)
         return value

@@ -52,16 +52,12 @@ def with_overrides(
         if not declarations_of(file, ast.Broken):
             message = f"model `{chosen}` has no `train` block that an option could change"
             help = f"add one to the file: `train {chosen} {{ ... }}`"
-            diagnostics.add("E417", message, _whole(settings[0], 1), help=help)
+            diagnostics.add("E417", message, Span.of_line(OPTION, settings[0]), help=help)
         return file
     new = old
     for number, setting in enumerate(settings, 1):
         new = _Override.of(setting, number, diagnostics).applied(new)
     return file.evolve(declarations=tuple(new if each is old else each for each in file.declarations))
-
-
-def _whole(text: str, number: int) -> Span:
-    return Span(OPTION, number, 1, number, 1 + len(text))
 
 
 def _is_alone(key: str, decl: ast.Declaration) -> bool:
@@ -157,7 +153,9 @@ class _Override:
         decl = declarations[0]
         value: ast.Expr | None = getattr(decl, key, None)
         if len(declarations) > 1 or value is None or not _is_alone(key, decl):
-            self._error("E410", "expected one entry, and nothing else", _whole(self.text, self.number))
+            self._error(
+                "E410", "expected one entry, and nothing else", Span.of_line(OPTION, self.text, self.number)
+            )
             return None
         return value
 

@@ -12,8 +12,6 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import islice
 
-import attrs
-
 from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.records import frozen
 from mtfc.frontend.semantics.models import Model
@@ -65,8 +63,7 @@ def optimizers_of(entries: Iterable[Entry]) -> list[Label]:
 
 
 def _patterns(entry: Entry) -> Span:
-    first, last = entry.patterns[0].span, entry.patterns[-1].span
-    return attrs.evolve(first, end_line=last.end_line, end_column=last.end_column)
+    return entry.patterns[0].span.to(entry.patterns[-1].span)
 
 
 def groups_of(model: Model, decl: ast.TrainDecl, scope: Scope) -> ParameterGroups:

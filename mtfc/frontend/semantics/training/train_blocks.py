@@ -75,7 +75,7 @@ def _trained(model: Model, decl: ast.TrainDecl, scope: Scope, std: Scope) -> Mod
     training = Training(
         minimized.name,
         updates,
-        precision.dtypes if decl.precision else None,
+        (precision.params, precision.compute) if decl.precision else None,
         clip,
         int(accumulate or 1),
         decl.span,
@@ -233,8 +233,7 @@ def _setting(key: str, node: ast.Expr | None, scope: Scope) -> float | None:
     value, (is_possible, expected) = number(node, scope), SETTINGS[key]
     if value is None or is_possible(value):
         return value
-    scope.error("E410", f"{expected}, found {value}", node.span)
-    return None
+    return scope.refuse("E410", f"{expected}, found {value}", node.span)
 
 
 # `precision = { ... }`: dtypes, and the scale of the loss
@@ -256,10 +255,6 @@ class TrainPrecision:
     compute: str = "f32"
     reduce: str | None = None
     loss_scale: LossScale | None = None
-
-    @property
-    def dtypes(self) -> tuple[str, str]:
-        return self.params, self.compute
 
 
 def elaborate_precision(node: ast.Precision, scope: Scope) -> TrainPrecision:
@@ -288,33 +283,29 @@ def _by_key(node: ast.Precision, scope: Scope) -> dict[str, ast.PrecisionRule]:
 
 def _dtype(node: ast.Expr, scope: Scope) -> str | None:
     if not isinstance(node, ast.Name):
-        scope.error("E410", "expected a dtype such as `bf16`", node.span)
-        return None
+        return scope.refuse("E410", "expected a dtype such as `bf16`", node.span)
     dtype = scope.dtype(node)
     if dtype is None or dtype in FLOATS:
         return dtype
-    scope.error("E410", f"expected a floating-point dtype, found {dtype}", node.span)
-    return None
+    return scope.refuse("E410", f"expected a floating-point dtype, found {dtype}", node.span)
 
 
 def _reduced(dtype: str, precision: TrainPrecision, rule: ast.PrecisionRule, scope: Scope) -> str | None:
     """Return the dtype if it is wider than the computation's; None stands for the computation's own."""
-    params, compute = precision.dtypes
+    params, compute = precision.params, precision.compute
     if dtype not in (params, compute):
         message = (
             f"gradients are computed in {compute} and stored in {params}, and cannot be summed in {dtype}"
         )
         help = f"write `reduce: {params}`" if params != compute else None
-        scope.error("E410", message, rule.value.span, help=help)
-        return None
+        return scope.refuse("E410", message, rule.value.span, help=help)
     return dtype if WRITTEN_BYTES[dtype] > WRITTEN_BYTES[compute] else None
 
 
 def _loss_scale(node: ast.Expr, precision: TrainPrecision, scope: Scope) -> LossScale | None:
     if WRITTEN_BYTES[precision.params] < WRITTEN_BYTES["f32"]:
         message = f"the unscaled gradients would underflow in {precision.params} again"
-        scope.error("E410", message, node.span, help="store parameters as `params: f32`")
-        return None
+        return scope.refuse("E410", message, node.span, help="store parameters as `params: f32`")
     if isinstance(node, ast.Name) and node.text == DYNAMIC:
         return LossScale(FIRST_SCALE, is_dynamic=True)
     value = f"`{node.text}`" if isinstance(node, ast.Name) else number(node, scope)
@@ -369,8 +360,7 @@ def loss_to_minimize(
     name = decl.minimize
     if name is None:
         help = "add `minimize` and the name of the loss"
-        scope.error("E409", "this `train` block minimizes nothing", decl.model.span, help=help)
-        return None
+        return scope.refuse("E409", "this `train` block minimizes nothing", decl.model.span, help=help)
     forward = bound(model.program.function("forward"), training=True)
     outputs = {output.name: output.value for output in forward.handed_out}
     if name.text in outputs:
@@ -493,8 +483,9 @@ class _Loss:
         """Return the loss with its weight; None, and an error, for a weight that is no number of the data."""
         if not isinstance(node, ast.Name):
             help = "write `weigh_by = tokens`, and return `tokens` from the model"
-            self.scope.error("E410", "expected the name of an output to weigh by", node.span, help=help)
-            return None
+            return self.scope.refuse(
+                "E410", "expected the name of an output to weigh by", node.span, help=help
+            )
         value = outputs.get(node.text)
         if value is None:
             if self.model.complete:
@@ -504,8 +495,7 @@ class _Loss:
         if value.type.dims or value.type.dtype == "bool" or is_trained:
             what = "depends on parameters" if is_trained else f"is {value.type}"
             message = f"micro-batches are weighed by one number of their data, and `{node.text}` {what}"
-            self.scope.error("E410", message, node.span)
-            return None
+            return self.scope.refuse("E410", message, node.span)
         return Minimized(self.name.text, node.text)
 
     def warn_of_counts(self) -> None:
