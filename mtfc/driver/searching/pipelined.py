@@ -114,9 +114,8 @@ class PipelineSearch:
         except KeyboardInterrupt:
             tried.is_interrupted = True
         if tried.least_memory is None and not tried.is_interrupted:
-            raise NothingFits(
-                "no axis of a mesh divides the layers into stages, or the batch into micro-batches"
-            )
+            none = "no axis of a mesh divides the layers into stages, or the batch into micro-batches"
+            raise NothingFits("the time ended before any pipeline was priced" if tried.is_late else none)
         if tried.best is None and not tried.is_interrupted:
             seen = memory_text(tried.room, tried.least_memory)
             raise NothingFits(f"no pipeline was found whose memory suffices: {seen}")
@@ -142,11 +141,13 @@ class PipelineSearch:
             for storage in self._first_storage(layout):
                 is_needed = tried.best is None and self.best_layout is None
                 if process_time() > (self.task.late if is_needed else starting):
+                    tried.is_late = True
                     break
                 if not fits((mesh, attrs.evolve(layout, **storage)))[0]:
                     break
         if known:
             descend(min(known, key=known.__getitem__), fits, self._changes, until)
+        tried.is_late |= process_time() > until
 
     def _starts(self) -> list[Plan]:
         """Return pipelines with usual rules on the axes beside that of the stages, and with those of the best layout.

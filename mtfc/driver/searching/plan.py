@@ -177,4 +177,5 @@ def _best(search: LayoutSearch, found: list[Found], layouts: Found | None) -> Fo
         without_pipelines=without,
         evaluated=sum(each.evaluated for each in found),
         is_interrupted=any(each.is_interrupted for each in found),
+        is_late=any(each.is_late for each in found),
     )

@@ -341,6 +341,7 @@ class BranchAndBound(PricedLayouts):
             for mesh, layout in known:
                 self.offer(mesh, layout)
             self._run(branchings)
+            self.is_late = self.bound < self.limit
         except KeyboardInterrupt:
             self.is_interrupted = True
             for on in self.waiting:

@@ -175,11 +175,15 @@ TIGHTENED = 3
 
 @attrs.frozen
 class _Answer:
-    """The solver's answer for a machine: a solution for each mesh, and a bound for all meshes."""
+    """The solver's answer for a machine: a solution for each mesh, and a bound for all meshes.
+
+    is_late: True if a solution is not proven.
+    """
 
     found: Sequence[tuple[EquationLayouts, Mesh]]
     bound: float
     is_interrupted: bool
+    is_late: bool
 
 
 @attrs.frozen
@@ -254,7 +258,7 @@ class EquationSpace:
         bounds = {
             mesh: 0.0 if in_bytes else least_dot_seconds(self.step, mesh, hardware.device) for mesh in meshes
         }
-        is_interrupted = False
+        is_interrupted = is_late = False
         for number, (topology, each) in enumerate(turns):
             mesh, deadline = topology.mesh, monotonic() + (until - monotonic()) / (len(turns) - number)
             try:
@@ -264,17 +268,19 @@ class EquationSpace:
                 bounds[mesh] = inf
                 continue
             except (NotFound, TimeoutError):
+                is_late = True
                 continue
             except KeyboardInterrupt:
                 is_interrupted = True
                 break
+            is_late |= best.lower_bound < best.cost
             at_once = topology.at_once if self.objective == "time" else 0
             bounds[mesh] = max(bounds[mesh], best.lower_bound / (1 + each.communication * at_once))
             found.append((best, mesh))
             is_interrupted = best.is_interrupted
             if is_interrupted:
                 break
-        return _Answer(found, min(bounds.values()), is_interrupted)
+        return _Answer(found, min(bounds.values()), is_interrupted, is_late)
 
     def _network(
         self, topology: Topology, weights: Weights, hardware: Hardware, until: float
@@ -304,6 +310,7 @@ class EquationSpace:
         bound, in_bytes, room = answers[-1].bound, self.objective == "bytes", self.hardware.device.memory
         tried = PricedLayouts(pricing, self.objective, room)
         tried.is_interrupted = any(each.is_interrupted for each in answers)
+        tried.is_late = any(each.is_late for each in answers)
         costs: dict[tuple[Mesh, Layout], float] = {}
         for best, mesh in (each for answer in answers for each in self._promising(answer)):
             tried.offer(mesh, best.layout)
