@@ -18,8 +18,8 @@ from mtfc.backends.interpreter import interpret
 from mtfc.backends.jax import runtime as jax_runtime
 from mtfc.compiler.activity import progress_to
 from mtfc.compiler.analysis.reshard_plans import plan
-from mtfc.compiler.cost.equation_layouts import least_dot_seconds
 from mtfc.compiler.cost.hardware import Device, Hardware, Link, Rate
+from mtfc.compiler.cost.model import cheapest
 from mtfc.compiler.cost.serial_time import seconds_of
 from mtfc.compiler.cost.sizes import Numbers
 from mtfc.compiler.cost.tables.reshard_costs import Conversions
@@ -29,6 +29,7 @@ from mtfc.compiler.ir.core import Function
 from mtfc.compiler.ir.types import Dim, Layout, Mesh, Rules, TensorType
 from mtfc.compiler.passes.pipelines import lower
 from mtfc.compiler.search.found import Found, NothingFits, Objective, Pricing
+from mtfc.compiler.search.global_layouts.step_facts import StepFacts
 from mtfc.compiler.search.per_equation.per_equation_search import (
     EquationSpace,
     best_layouts,
@@ -313,14 +314,14 @@ def test_a_mesh_of_many_axes_ends_in_time_with_what_is_known(axes: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "dims", "axes", "target"), NETWORKS)
-def test_no_step_takes_less_than_its_dots(
+def test_no_tiling_is_below_the_least_seconds(
     name: str, dims: dict[str, int], axes: tuple[tuple[str, int], ...], target: str
 ) -> None:
-    """The bound of the dots is known before any choice; a step on a slow device takes little longer."""
+    """The bound of all plans is known before any choice; a step on a slow device takes little longer."""
     program, mesh = example(name, **dims), Mesh("mesh", axes)
     slow = attrs.evolve(SLOW_DEVICES.device, overhead=0.0, bandwidth=Rate.constant(1e18))
     for hardware in (machine(target), attrs.evolve(SLOW_DEVICES, device=slow)):
-        least = least_dot_seconds(prepared(program), mesh, hardware.device)
+        least = StepFacts.of(prepared(program), cheapest(hardware.device)).least_seconds(mesh.devices)
         found = best_layouts(network_of(program, mesh, hardware), None, monotonic() + AMPLE)
         assert 0 < least <= found.cost
         assert hardware.name != SLOW_DEVICES.name or found.cost < 1.01 * least

@@ -17,26 +17,13 @@ from mtfc.compiler.cost.fusion import FusionModel
 from mtfc.compiler.cost.hardware import Device
 from mtfc.compiler.cost.sizes import Numbers
 from mtfc.compiler.ir.core import Equation, Function, Value
-from mtfc.compiler.ir.loops import dim_of, region_of
-from mtfc.compiler.ir.ops import OPS, has_trait
+from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.printer import shown_layout
 from mtfc.compiler.ir.sharding_rules import operand_type
 from mtfc.compiler.ir.types import Mesh, TensorType
 
 Placed = Sequence[Equation]
 """One equation in several layouts, each with the types of the operands and results in that layout."""
-
-
-def least_dot_seconds(function: Function, mesh: Mesh, device: Device) -> float:
-    """Return a lower bound for all layouts of equations: the dots, shared equally by all processors, at the peak rate."""
-    total = 0.0
-    for eqn in function.body:
-        if eqn.regions:
-            total += dim_of(eqn).size * least_dot_seconds(region_of(eqn), mesh, device)
-        elif has_trait(eqn, "dot"):
-            flops = OPS[eqn.op].flops(eqn, Numbers(mesh)) / mesh.devices
-            total += flops / device.rate(eqn.operands[0].type.dtype).peak
-    return total
 
 
 class EquationTimes:

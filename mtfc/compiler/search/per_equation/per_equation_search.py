@@ -7,7 +7,7 @@ that name one equation, argument or loop's value each.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from math import inf, isclose
 from time import monotonic
 
@@ -18,7 +18,7 @@ from mtfc.compiler.activity import PROGRESS, progress_to
 from mtfc.compiler.analysis.equation_names import layout_target_names
 from mtfc.compiler.cost.device_models import inside_kernels
 from mtfc.compiler.cost.effects.memory import memory_of
-from mtfc.compiler.cost.equation_layouts import EquationTimes, least_dot_seconds
+from mtfc.compiler.cost.equation_layouts import EquationTimes
 from mtfc.compiler.cost.hardware import Device, Hardware, Rate
 from mtfc.compiler.cost.model import cheapest, regimes
 from mtfc.compiler.cost.sizes import Numbers, whole
@@ -28,6 +28,7 @@ from mtfc.compiler.ir.core import Function, Value
 from mtfc.compiler.ir.types import Layout, Mesh, Rules
 from mtfc.compiler.passes.partition.layout_rules import without_unit_axes
 from mtfc.compiler.search.found import Found, NothingFits, Objective, PricedLayouts, Pricing, memory_text
+from mtfc.compiler.search.global_layouts.step_facts import StepFacts
 from mtfc.compiler.search.per_equation.choice_network import (
     ChoiceNetwork,
     layout_of,
@@ -186,7 +187,7 @@ class _Answer:
     is_late: bool
 
 
-@attrs.frozen
+@attrs.frozen(slots=False)
 class EquationSpace:
     """The layouts of the equations of `step`, an undistributed function, on some meshes of a machine.
 
@@ -250,14 +251,16 @@ class EquationSpace:
             return attrs.evolve(best, refuted=None, lower_bound=0.0)
         return best
 
+    @cached_property
+    def _facts(self) -> StepFacts:
+        return StepFacts.of(self.step, cheapest(self.hardware.device))
+
     def _ask(self, meshes: Sequence[Mesh], until: float, hardware: Hardware) -> _Answer:
         """Ask the solver for the best layouts on each mesh of a machine."""
         in_bytes, weights = self.objective == "bytes", WEIGHTS[self.objective]
         turns = [(Topology.of(mesh, hardware), each) for mesh in meshes for each in weights]
         found: list[tuple[EquationLayouts, Mesh]] = []
-        bounds = {
-            mesh: 0.0 if in_bytes else least_dot_seconds(self.step, mesh, hardware.device) for mesh in meshes
-        }
+        bounds = {mesh: 0.0 if in_bytes else self._facts.least_seconds(mesh.devices) for mesh in meshes}
         is_interrupted = is_late = False
         for number, (topology, each) in enumerate(turns):
             mesh, deadline = topology.mesh, monotonic() + (until - monotonic()) / (len(turns) - number)
