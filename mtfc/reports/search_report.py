@@ -18,13 +18,13 @@ from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import RECOMPUTED, Layout, Mesh
 from mtfc.compiler.search.found import IN_BYTES, Ending, Found, Objective, Price, value_of
 from mtfc.compiler.search.global_layouts.layout_space import space_of
-from mtfc.compiler.search.idle_axes import idle_axes
+from mtfc.compiler.search.idle_axes import all_rules, idle_axes, without_axes
 from mtfc.compiler.search.pricer import LayoutPricer
 from mtfc.frontend.layouts.layout_text import PartText, layout_text, mesh_text, rules_text
 from mtfc.meshes.multi_mesh_step import MultiMeshStep
 from mtfc.placements.declarations import placement_text
 from mtfc.reports.array_summary import finite
-from mtfc.reports.plan_figures import PlanFigures, comparison, others, plan_record
+from mtfc.reports.plan_figures import PlanFigures, comparison, others, plan_record, plan_text
 from mtfc.reports.step_report import seconds_text
 from mtfc.reports.table import aligned, devices_text, free_name, wrapped
 
@@ -89,8 +89,7 @@ class LayoutSearchResult:
         """The number of devices that the result needs if some are idle, and its price on them."""
         mesh, layout = self.found.mesh, self.found.layout
         idle = idle_axes(mesh, layout)
-        axes = [each for each in mesh.axes if each[0] not in idle] or [(mesh.axes[0][0], 1)]
-        used = attrs.evolve(mesh, axes=tuple(axes))
+        used = without_axes(mesh, idle) if len(idle) < len(mesh.axes) else Mesh(mesh.name, ((idle[0], 1),))
         return (used.devices, self.pricer(used, layout)) if idle else None
 
     @cached_property
@@ -162,31 +161,23 @@ class LayoutSearchResult:
     def report(self) -> str:
         """Return the layout, the proof, and a table of the layouts to compare with."""
         found, hardware = self.found, self.pricer.hardware
-        shape = "x".join(str(size) for _, size in found.mesh.axes)
-        heading = f"{self.program.name}, on {devices_text(hardware.name, found.mesh.devices)}, mesh {shape}"
+        devices = devices_text(hardware.name, found.mesh.devices)
+        heading = f"{self.program.name}, on {devices}, mesh {_shape(found.mesh)}"
         name = free_name(found.layout.name, self.others)
         shown, left_out = _shown(attrs.evolve(found.layout, name=name))
         declared = [
             f"  {line}" for line in (mesh_text(found.mesh) + layout_text(shown, found.mesh)).splitlines()
         ]
-        sends = ["sends"] if self.objective == "bytes" else []
-        serial = ["without overlap"] if self.objective == "serial" else []
-        heads = [
-            "layout",
-            "mesh",
-            "a step",
-            "computes",
-            "communicates",
-            *serial,
-            *sends,
-            "memory",
-            "of the best",
-        ]
-        rows = [heads, _row(name, found.mesh, self.price, self)]
+        columns = _columns(self)
+        priced = {name: (found.mesh, self.price)}
         if (plain := found.without_forms) is not None:
-            price = self.pricer(plain.mesh, plain.layout)
-            rows.append(_row("without forms", plain.mesh, price, self))
-        rows += [_row(name, self.others[name][0], each, self) for name, each in self.compared.items()]
+            priced["without forms"] = plain.mesh, self.pricer(plain.mesh, plain.layout)
+        priced |= {name: (self.others[name][0], each) for name, each in self.compared.items()}
+        rows = [["layout", "mesh", *columns]]
+        rows += [
+            [each, _shape(mesh), *(text(price) for text in columns.values())]
+            for each, (mesh, price) in priced.items()
+        ]
         notes = [
             f"Memory is that of one device, which has {bytes_text(int(hardware.device.memory))}. In a step, communication "
             f"overlaps with independent computation. {COMPARED[self.objective]}"
@@ -245,8 +236,7 @@ def why_whole(result: LayoutSearchResult) -> str | None:
 
 def is_whole(layout: Layout) -> bool:
     """True if a layout splits nothing."""
-    sections = (layout.rules, layout.params, layout.optimizer, *(rules for _, rules in layout.values))
-    return not any(axes for rules in sections for _, axes in rules.axes)
+    return not any(axes for rules in all_rules(layout) for _, axes in rules.axes)
 
 
 def _indivisible(result: LayoutSearchResult) -> str | None:
@@ -406,24 +396,30 @@ def _memory(price: Price, result: LayoutSearchResult) -> int:
     return price.memory if result.objective == "memory" else price.tiled
 
 
-def _row(name: str, mesh: Mesh, price: Price, result: LayoutSearchResult) -> list[str]:
-    shape = "x".join(str(size) for _, size in mesh.axes)
-    times = (price.seconds, price.compute, price.communication)
-    sends = [_bytes(price.sent)] if result.objective == "bytes" else []
-    serial = [seconds_text(price.serial)] if result.objective == "serial" else []
-    memory = bytes_text(_memory(price, result))
-    if price.tiled > result.pricer.hardware.device.memory:
-        memory = f"{bytes_text(price.tiled)}, too much"
-    ratio = over(value_of(price, result.objective), value_of(result.price, result.objective))
-    return [
-        name,
-        shape,
-        *map(seconds_text, times),
-        *serial,
-        *sends,
-        memory,
-        f"{ratio:.2f}",
-    ]
+def _shape(mesh: Mesh) -> str:
+    return "x".join(str(size) for _, size in mesh.axes)
+
+
+def _columns(result: LayoutSearchResult) -> dict[str, Callable[[Price], str]]:
+    """Return the texts of a price, by the head of their column."""
+    best, room = value_of(result.price, result.objective), result.pricer.hardware.device.memory
+
+    def memory(price: Price) -> str:
+        fits = price.tiled <= room
+        return bytes_text(_memory(price, result)) if fits else f"{bytes_text(price.tiled)}, too much"
+
+    found: dict[str, Callable[[Price], str]] = {
+        "a step": lambda price: seconds_text(price.seconds),
+        "computes": lambda price: seconds_text(price.compute),
+        "communicates": lambda price: seconds_text(price.communication),
+    }
+    if result.objective == "serial":
+        found["without overlap"] = lambda price: seconds_text(price.serial)
+    if result.objective == "bytes":
+        found["sends"] = lambda price: _bytes(price.sent)
+    found["memory"] = memory
+    found["of the best"] = lambda price: f"{over(value_of(price, result.objective), best):.2f}"
+    return found
 
 
 def _report(
@@ -458,11 +454,12 @@ class LayoutAsPlacement:
 
     def text(self) -> str:
         """Return the layout with both figures."""
-        rules = f"{{ {rules_text(self.layout)} }} on [{self.mesh.axes_text}]"
+        plan = plan_text(self.mesh, self.layout)
+        placed, step = map(seconds_text, (self.placed_seconds, self.step_seconds))
         return (
-            f"The best placement that is also a layout is {rules}. It takes {seconds_text(self.placed_seconds)} as a "
-            f"placement, whose operators are apart, and {seconds_text(self.step_seconds)} as a layout, whose kernels are fused "
-            "across operators: the price of `mtfc simulate` and of the other spaces."
+            f"The best placement that is also a layout is {plan}. It takes {placed} as a placement, whose operators are apart, "
+            f"and {step} as a layout, whose kernels are fused across operators: the price of `mtfc simulate` and of the other "
+            "spaces."
         )
 
 

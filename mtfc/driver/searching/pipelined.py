@@ -30,6 +30,7 @@ from mtfc.compiler.search.found import (
     memory_text,
     value_of,
 )
+from mtfc.compiler.search.idle_axes import without_axes
 from mtfc.compiler.search.usual_layouts import products, usual_layouts
 from mtfc.driver.searching.layouts import LayoutFinder
 from mtfc.driver.searching.space import SearchTask
@@ -161,7 +162,7 @@ class PipelineSearch:
         given = self.task.options.choice.mesh is not None
         for axis, size in mesh.axes if given else mesh.axes[:1]:
             if size > 1 and found.loop.size % size == 0:
-                every = [*self._rules(_without(mesh, axis))]
+                every = [*self._rules(without_axes(mesh, (axis,)))]
                 if self.best_layout is not None and self.best_layout[0] == mesh:
                     own = (
                         (dim, tuple(x for x in axes if x != axis))
@@ -274,7 +275,3 @@ class PipelineSearch:
         values = (*(a.value for a in forward.arguments), *(v for eqn in forward.body for v in eqn.results))
         both = {found.loop, found.batch}
         return found.batch.size % parts == 0 and not any(both <= {*value.type.dims} for value in values)
-
-
-def _without(mesh: Mesh, axis: str) -> Mesh:
-    return attrs.evolve(mesh, axes=tuple(each for each in mesh.axes if each[0] != axis))

@@ -24,7 +24,7 @@ from mtfc.driver.searching.layouts import LayoutSearch
 from mtfc.driver.searching.pipelined import PipelineSearch, StagedLoop, pipelined_loops
 from mtfc.driver.searching.prices import ResourcePrices, resource_prices
 from mtfc.driver.searching.space import SearchAnswer, SearchTask
-from mtfc.frontend.layouts.layout_text import rules_text
+from mtfc.reports.plan_figures import plan_text
 from mtfc.reports.search_report import LayoutSearchResult
 
 PIPELINES = 0.4
@@ -90,8 +90,8 @@ def _nearest(search: LayoutSearch) -> str:
     mesh, layout = min(prices, key=lambda each: prices[each].tiled)
     if prices[mesh, layout].tiled <= search.task.hardware.device.memory:
         return ""
-    rules = f"{{ {rules_text(layout)} }} on [{mesh.axes_text}]"
-    return f"; the nearest is {rules}, and a smaller batch, more devices or a machine with more memory would help"
+    help = "a smaller batch, more devices or a machine with more memory would help"
+    return f"; the nearest is {plan_text(mesh, layout)}, and {help}"
 
 
 def _accumulate(search: LayoutSearch) -> int:

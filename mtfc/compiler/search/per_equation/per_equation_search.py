@@ -45,21 +45,6 @@ RELAXED = 0.6
 """The part of the time for the problem without memory."""
 
 
-@attrs.frozen(eq=False)
-class EquationLayouts:
-    """A layout for each equation, its cost and the lower bound of all, in the unit of the network: seconds, or bytes sent.
-
-    memory: the most bytes that one processor needs at any time, according to the network. is_interrupted: True if
-    `KeyboardInterrupt` ended the search.
-    """
-
-    layout: Layout
-    cost: float
-    lower_bound: float
-    memory: int
-    is_interrupted: bool = False
-
-
 @attrs.frozen
 class Weights:
     """The weight of a second of communication, and a further weight for communication of gradients before the update.
@@ -113,17 +98,17 @@ def fix(network: ChoiceNetwork, name: str, rules: Rules) -> None:
         raise NothingFits(f"no tiling has the layout that is asked for of `{name}`")
 
 
-def best_layouts(network: ChoiceNetwork, memory: float | None, deadline: float) -> EquationLayouts:
+def best_layouts(network: ChoiceNetwork, memory: float | None, deadline: float) -> Found:
     """Return the best layouts that are found before `deadline`, a time of `time.monotonic`, and need at most `memory` bytes.
 
-    Raises `Infeasible` if it is proven that there are none, `NotFound` if none were found.
+    The cost and the bound are in the unit of the network: seconds, or bytes sent. Raises `Infeasible` if it is proven that there
+    are none, and `NotFound` if none were found.
     """
     unit = unit_of(network)
-    problem = to_problem(network, unit, memory, network.function.name)
-    found = solve_with_memory(problem, deadline)
+    found = solve_with_memory(to_problem(network, unit, memory, network.function.name), deadline)
     layout = layout_of_choices(network, found.choices, "tiling")
-    peak = problem.peak(found.choices)
-    return EquationLayouts(layout, found.cost / unit, found.lower_bound / unit, peak, found.is_interrupted)
+    costs = found.cost / unit, found.lower_bound / unit
+    return Found(network.mesh, layout, *costs, 1, found.is_interrupted, found.lower_bound < found.cost)
 
 
 def solve_with_memory(problem: AssignmentProblem, deadline: float) -> Solution:
@@ -176,12 +161,9 @@ TIGHTENED = 3
 
 @attrs.frozen
 class _Answer:
-    """The solver's answer for a machine: a solution for each mesh, and a bound for all meshes.
+    """The solver's answer for a machine: a solution for each mesh, and a bound for all meshes."""
 
-    is_late: True if a solution is not proven.
-    """
-
-    found: Sequence[tuple[EquationLayouts, Mesh]]
+    found: Sequence[Found]
     bound: float
     is_interrupted: bool
     is_late: bool
@@ -233,7 +215,7 @@ class EquationSpace:
             raise KeyboardInterrupt
         smaller = hardware
         for _ in range(TIGHTENED):
-            needed = [pricing(mesh, each.layout).tiled for each, mesh in self._promising(answers[-1])]
+            needed = [pricing(each.mesh, each.layout).tiled for each in self._promising(answers[-1])]
             excess = max(0.0, min(needed, default=0) - hardware.device.memory)
             if not excess or answers[-1].is_interrupted or monotonic() > until:
                 break
@@ -259,14 +241,14 @@ class EquationSpace:
         """Ask the solver for the best layouts on each mesh of a machine."""
         in_bytes, weights = self.objective == "bytes", WEIGHTS[self.objective]
         turns = [(Topology.of(mesh, hardware), each) for mesh in meshes for each in weights]
-        found: list[tuple[EquationLayouts, Mesh]] = []
+        found: list[Found] = []
         bounds = {mesh: 0.0 if in_bytes else self._facts.least_seconds(mesh.devices) for mesh in meshes}
         is_interrupted = is_late = False
         for number, (topology, each) in enumerate(turns):
             mesh, deadline = topology.mesh, monotonic() + (until - monotonic()) / (len(turns) - number)
             try:
                 network = self._network(topology, each, hardware, until)
-                best = _on(network, mesh, hardware, deadline)
+                best = _solved(network, hardware, deadline)
             except Infeasible:
                 bounds[mesh] = inf
                 continue
@@ -276,10 +258,10 @@ class EquationSpace:
             except KeyboardInterrupt:
                 is_interrupted = True
                 break
-            is_late |= best.lower_bound < best.cost
+            is_late |= best.is_late
             at_once = topology.at_once if self.objective == "time" else 0
             bounds[mesh] = max(bounds[mesh], best.lower_bound / (1 + each.communication * at_once))
-            found.append((best, mesh))
+            found.append(best)
             is_interrupted = best.is_interrupted
             if is_interrupted:
                 break
@@ -315,9 +297,9 @@ class EquationSpace:
         tried.is_interrupted = any(each.is_interrupted for each in answers)
         tried.is_late = any(each.is_late for each in answers)
         costs: dict[tuple[Mesh, Layout], float] = {}
-        for best, mesh in (each for answer in answers for each in self._promising(answer)):
-            tried.offer(mesh, best.layout)
-            costs.setdefault((mesh, best.layout), best.cost)
+        for best in (each for answer in answers for each in self._promising(answer)):
+            tried.offer(best.mesh, best.layout)
+            costs.setdefault((best.mesh, best.layout), best.objective)
         others = [*known] if tried.best or unsplit is None or bound == inf else [*known, unsplit]
         for mesh, layout in others:
             tried.offer(mesh, layout)
@@ -335,11 +317,11 @@ class EquationSpace:
         is_refuted = not in_bytes and value < (1 - SMALL) * bound - ROUNDING
         return attrs.evolve(found, objective=shown, refuted=found.layout if is_refuted else None)
 
-    def _promising(self, answer: _Answer) -> Sequence[tuple[EquationLayouts, Mesh]]:
+    def _promising(self, answer: _Answer) -> Sequence[Found]:
         """Return the solutions that are worth compiling."""
         if self.objective == "time":
             return answer.found
-        return sorted(answer.found, key=lambda each: each[0].cost)[:1]
+        return sorted(answer.found, key=lambda each: each.objective)[:1]
 
 
 def of_few_axes(meshes: Sequence[Mesh]) -> list[Mesh]:
@@ -378,12 +360,12 @@ def _optimistic(hardware: Hardware) -> Hardware:
     return attrs.evolve(hardware, device=cheapest(hardware.device), links=tuple(links))
 
 
-def _on(network: ChoiceNetwork, mesh: Mesh, hardware: Hardware, deadline: float) -> EquationLayouts:
+def _solved(network: ChoiceNetwork, hardware: Hardware, deadline: float) -> Found:
     unit, outer = unit_of(network), PROGRESS.get()
 
     def tell(doing: str, cost: float | None, bound: float | None) -> None:
         seconds = [None if each is None else each / unit for each in (cost, bound)]
-        outer(f"mesh {'x'.join(str(size) for _, size in mesh.axes)}: {doing}", *seconds)
+        outer(f"mesh {'x'.join(str(size) for _, size in network.mesh.axes)}: {doing}", *seconds)
 
     with progress_to(tell):
         return best_layouts(network, hardware.device.memory, deadline)
