@@ -114,16 +114,14 @@ class LayoutSearchResult:
         """Return the JSON record. With memory or sent bytes as the objective, the bound is in bytes."""
         found, price = self.found, self.price
         in_seconds, seconds = self.objective not in IN_BYTES, self.seconds_of(self.price)
-        cuts = {"bytes_after_cuts": [round(each) for each in found.cuts]} if found.cuts else {}
-        fewer = {}
+        more: dict[str, Any] = {}
+        if found.without_forms is not None:
+            more["without_forms"] = _without_forms_record(found.without_forms, in_seconds)
+        if found.cuts:
+            more["bytes_after_cuts"] = [round(each) for each in found.cuts]
         if self.fewer is not None:
             used, there = self.fewer
-            fewer = {"fewer_devices": {"devices": used, "step_seconds": there.seconds}}
-        plain = (
-            {"without_forms": _without_forms_record(found.without_forms, in_seconds)}
-            if found.without_forms
-            else {}
-        )
+            more["fewer_devices"] = {"devices": used, "step_seconds": there.seconds}
         return {
             "space": self.space,
             "target": self.pricer.hardware.name,
@@ -153,9 +151,7 @@ class LayoutSearchResult:
             "overlapping_baselines": {name: each.seconds for name, each in self.compared.items()},
             **self.figures.record(),
             "alternatives": [plan_record(*each) for each in self.alternatives],
-            **plain,
-            **cuts,
-            **fewer,
+            **more,
         }
 
     def report(self) -> str:

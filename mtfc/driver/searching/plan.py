@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from math import inf
 from time import process_time
 
@@ -22,7 +21,7 @@ from mtfc.compiler.search.found import IN_BYTES, Found, NothingFits, room_on, va
 from mtfc.compiler.search.usual_layouts import batch_dims
 from mtfc.driver.searching.layouts import LayoutSearch
 from mtfc.driver.searching.pipelined import PipelineSearch, StagedLoop, pipelined_loops
-from mtfc.driver.searching.prices import ResourcePrices, resource_prices
+from mtfc.driver.searching.prices import resource_prices
 from mtfc.driver.searching.space import SearchAnswer, SearchTask
 from mtfc.reports.plan_figures import plan_text
 from mtfc.reports.search_report import LayoutSearchResult
@@ -36,11 +35,8 @@ def search_plan(task: SearchTask) -> SearchAnswer:
     search, found = _best_plan(task)
     if not task.options.what_if:
         return search.answer(found)
-    return attrs.evolve(search.answer(found), prices=partial(_prices, search, found))
-
-
-def _prices(search: LayoutSearch, found: Found) -> ResourcePrices:
-    return resource_prices(search.task, search.result(found), _again)
+    answer = search.answer(found)
+    return attrs.evolve(answer, prices=lambda: resource_prices(search.task, search.result(found), _again))
 
 
 def _again(task: SearchTask) -> LayoutSearchResult:
