@@ -295,8 +295,9 @@ def test_forms_are_priced_while_there_is_time(late: int, monkeypatch: pytest.Mon
     monkeypatch.setattr(forms_search, "process_time", lambda: float(len(priced)))
     forms = (Forms("time"), Forms("memory"))
     machine = find_hardware("tpu_v2", {})
-    asked = forms_search.FormsSearch(price, "time", machine, forms, prices, 0.5 + late)
-    asked.improved(Found(mesh, layouts[0], 9.0, 8.0, 2))
+    asked = forms_search.FormsSearch(price, "time", machine, forms, 0.5 + late, (), prices)
+    found = asked.improved(Found(mesh, layouts[0], 9.0, 8.0, 2))
+    assert found.ending == ("complete" if late == 3 else "time")
     assert [layout.name for layout in priced] == ["found", "found", "other", "other"][: 1 + late]
     priced.clear()
     monkeypatch.setattr(forms_search, "process_time", lambda: inf)

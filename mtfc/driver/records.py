@@ -305,7 +305,8 @@ class PlacedLayout(MeshLayout):
 class Search(MeshLayout):
     """`mtfc.search`: the best layout on a machine, or with `space="soap"` the best placement, whose mesh is empty.
 
-    layout: rules, or the placement's declaration. optimal: True if nothing in the space is better. lower_bound_seconds: no
+    layout: rules, or the placement's declaration. optimal: True if nothing in the space is better. ending: `complete`, `time` or
+    `interrupted`. gap: the part by which the result is at most above the best; None if nothing is proven. lower_bound_seconds: no
     layout of the space takes less. baselines: the seconds of the layouts to compare with. Optional keys belong to layouts
     alone, or to placements alone. utilisation: the share of the peak FLOP/s. memory: bytes of a device by kind. links: seconds
     of each link. link_bytes: bytes that a device sends on it. bubbles: the share of the time in which a device of each pipeline
@@ -324,6 +325,8 @@ class Search(MeshLayout):
     lower_bound_bytes: NotRequired[int | None]
     objective_bytes: NotRequired[int | None]
     optimal: bool
+    ending: str
+    gap: float | None
     locally_optimal: NotRequired[bool]
     strategies: NotRequired[int | None]
     evaluated: int

@@ -1,11 +1,11 @@
-"""Costs and predicted times under a layout of several meshes, as text and as JSON, for `mtfc cost`, `explain`,
-`simulate` and `search`.
+"""Costs and predicted times under a layout of several meshes, as text and as JSON, for `mtfc cost`, `explain` and
+`simulate`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import attrs
 
@@ -13,7 +13,6 @@ from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.cost.sizes import whole
 from mtfc.compiler.cost.step_time import Event, Seconds
 from mtfc.compiler.ir.printer import bytes_text
-from mtfc.frontend.layouts.layout_text import PartText, rules_text
 from mtfc.meshes.multi_mesh_cost import MultiMeshCost, Travel
 from mtfc.meshes.multi_mesh_step import MultiMeshStep
 from mtfc.reports.cost_report import layout_json, layout_report
@@ -146,84 +145,3 @@ class SimulatedMeshes(SimulatedStep[MultiMeshStep, Hardware]):
                 [own.value, _line(own, self.step.cost.file), each.link, size, seconds_text(each.seconds)]
             )
         return aligned(rows, right={3, 4})
-
-
-Ending = Literal["complete", "time", "interrupted"]
-
-ENDINGS: Mapping[Ending, str] = {
-    "complete": "No change of a single rule and no move of a single name made the step shorter",
-    "time": "The time ended",
-    "interrupted": "The search was interrupted",
-}
-
-
-@attrs.frozen(eq=False)
-class MultiMeshSearchResult:
-    """The parts of a layout that a search found: meshes, their rules, and the names of what runs there.
-
-    start, before: the layout from which the search started, and its step. ending: the reason why the search ended: it was
-    complete, its time ended, or it was interrupted.
-    """
-
-    name: str
-    parts: Sequence[PartText]
-    step: MultiMeshStep
-    start: str
-    before: MultiMeshStep
-    hardware: Hardware
-    evaluated: int
-    seconds: float
-    ending: Ending
-
-    def record(self) -> dict[str, Any]:
-        """Return the record of the search; see `docs/command.md`."""
-        memory = [whole(each.memory.total) for each in self.step.cost.meshes]
-        parts = zip(self.parts, self.step.mesh_seconds, memory, strict=True)
-        return {
-            "model": self.step.cost.model,
-            "target": self.hardware.name,
-            "space": "meshes",
-            "layout": self.name,
-            "by_mesh": [
-                {
-                    "name": part.mesh.name,
-                    "mesh": part.mesh.sizes,
-                    "part": list(part.names),
-                    "rules": rules_text(part.layout),
-                    "seconds": seconds,
-                    "memory": held,
-                }
-                for part, seconds, held in parts
-            ],
-            "step_seconds": self.step.seconds,
-            "declared": self.start,
-            "declared_seconds": self.before.seconds,
-            "evaluated": self.evaluated,
-            "seconds": self.seconds,
-            "optimal": False,
-            "ending": self.ending,
-        }
-
-    def report(self) -> str:
-        """Return the rules of each mesh, and the step beside that of the declared layout."""
-        rows = [["mesh", "part", "rules", "busy", "memory"]]
-        for part, seconds, cost in zip(
-            self.parts, self.step.mesh_seconds, self.step.cost.meshes, strict=True
-        ):
-            names = ", ".join(part.names) or "everything else"
-            rules = rules_text(part.layout) or "nothing is split"
-            mesh, held = f"{part.mesh.name} = [{part.mesh.axes_text}]", bytes_text(whole(cost.memory.total))
-            rows.append([mesh, names, rules, seconds_text(seconds), held])
-        ratio = self.before.seconds / self.step.seconds if self.step.seconds else 1.0
-        declared = [f"layout {self.start}, as declared", seconds_text(self.before.seconds), f"{ratio:.2f}"]
-        steps = [[f"layout {self.name}", seconds_text(self.step.seconds), "1.00"], declared]
-        return "\n".join(
-            [
-                f"{self.step.cost.model}, a step on {self.hardware.name}",
-                *aligned(steps, right={1, 2}),
-                "",
-                *aligned(rows, right={3, 4}),
-                "",
-                f"  {ENDINGS[self.ending]} after {self.evaluated} layouts. Nothing is proven.",
-            ]
-        )

@@ -1,4 +1,4 @@
-"""Results of `mtfc search` as text and as JSON: layouts, and placements."""
+"""Results of `mtfc search` as text and as JSON: layouts, placements, and layouts of several meshes."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from mtfc.compiler.cost.device_graph import Machine
+from mtfc.compiler.cost.hardware import Hardware
+from mtfc.compiler.cost.sizes import whole
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import RECOMPUTED, Layout, Mesh
-from mtfc.compiler.search.found import IN_BYTES, Found, Objective, Price, value_of
+from mtfc.compiler.search.found import IN_BYTES, Ending, Found, Objective, Price, value_of
 from mtfc.compiler.search.global_layouts.layout_space import space_of
-from mtfc.compiler.search.idle_axes import idle_axes
+from mtfc.compiler.search.idle_axes import all_rules, idle_axes, without_axes
 from mtfc.compiler.search.pricer import LayoutPricer
-from mtfc.frontend.layouts.layout_text import layout_text, mesh_text, rules_text
+from mtfc.frontend.layouts.layout_text import PartText, layout_text, mesh_text, rules_text
+from mtfc.meshes.multi_mesh_step import MultiMeshStep
 from mtfc.placements.declarations import placement_text
 from mtfc.reports.array_summary import finite
-from mtfc.reports.plan_figures import PlanFigures, comparison, others, plan_record
+from mtfc.reports.plan_figures import PlanFigures, comparison, others, plan_record, plan_text
 from mtfc.reports.step_report import seconds_text
 from mtfc.reports.table import aligned, devices_text, free_name, wrapped
 
@@ -71,6 +74,12 @@ class LayoutSearchResult:
         return self.pricer(self.found.mesh, self.found.layout)
 
     @property
+    def gap(self) -> float | None:
+        """The part by which the result is at most above the best; None if nothing is proven."""
+        found = self.found
+        return None if found.refuted is not None else gap_over(found.objective, found.lower_bound)
+
+    @property
     def compared(self) -> dict[str, Price]:
         """The prices of the layouts to compare with."""
         return {name: self.pricer(*each) for name, each in self.others.items()}
@@ -80,8 +89,7 @@ class LayoutSearchResult:
         """The number of devices that the result needs if some are idle, and its price on them."""
         mesh, layout = self.found.mesh, self.found.layout
         idle = idle_axes(mesh, layout)
-        axes = [each for each in mesh.axes if each[0] not in idle] or [(mesh.axes[0][0], 1)]
-        used = attrs.evolve(mesh, axes=tuple(axes))
+        used = without_axes(mesh, idle) if len(idle) < len(mesh.axes) else Mesh(mesh.name, ((idle[0], 1),))
         return (used.devices, self.pricer(used, layout)) if idle else None
 
     @cached_property
@@ -106,16 +114,14 @@ class LayoutSearchResult:
         """Return the JSON record. With memory or sent bytes as the objective, the bound is in bytes."""
         found, price = self.found, self.price
         in_seconds, seconds = self.objective not in IN_BYTES, self.seconds_of(self.price)
-        cuts = {"bytes_after_cuts": [round(each) for each in found.cuts]} if found.cuts else {}
-        fewer = {}
+        more: dict[str, Any] = {}
+        if found.without_forms is not None:
+            more["without_forms"] = _without_forms_record(found.without_forms, in_seconds)
+        if found.cuts:
+            more["bytes_after_cuts"] = [round(each) for each in found.cuts]
         if self.fewer is not None:
             used, there = self.fewer
-            fewer = {"fewer_devices": {"devices": used, "step_seconds": there.seconds}}
-        plain = (
-            {"without_forms": _without_forms_record(found.without_forms, in_seconds)}
-            if found.without_forms
-            else {}
-        )
+            more["fewer_devices"] = {"devices": used, "step_seconds": there.seconds}
         return {
             "space": self.space,
             "target": self.pricer.hardware.name,
@@ -126,6 +132,8 @@ class LayoutSearchResult:
             "lower_bound_seconds": min(found.lower_bound, seconds) if in_seconds else None,
             "lower_bound_bytes": None if in_seconds else int(found.lower_bound),
             "optimal": found.is_optimal,
+            "ending": found.ending,
+            "gap": self.gap,
             "evaluated": found.evaluated,
             "search_seconds": round(self.seconds, 3),
             "mesh": found.mesh.sizes,
@@ -143,39 +151,29 @@ class LayoutSearchResult:
             "overlapping_baselines": {name: each.seconds for name, each in self.compared.items()},
             **self.figures.record(),
             "alternatives": [plan_record(*each) for each in self.alternatives],
-            **plain,
-            **cuts,
-            **fewer,
+            **more,
         }
 
     def report(self) -> str:
         """Return the layout, the proof, and a table of the layouts to compare with."""
         found, hardware = self.found, self.pricer.hardware
-        shape = "x".join(str(size) for _, size in found.mesh.axes)
-        heading = f"{self.program.name}, on {devices_text(hardware.name, found.mesh.devices)}, mesh {shape}"
+        devices = devices_text(hardware.name, found.mesh.devices)
+        heading = f"{self.program.name}, on {devices}, mesh {_shape(found.mesh)}"
         name = free_name(found.layout.name, self.others)
         shown, left_out = _shown(attrs.evolve(found.layout, name=name))
         declared = [
             f"  {line}" for line in (mesh_text(found.mesh) + layout_text(shown, found.mesh)).splitlines()
         ]
-        sends = ["sends"] if self.objective == "bytes" else []
-        serial = ["without overlap"] if self.objective == "serial" else []
-        heads = [
-            "layout",
-            "mesh",
-            "a step",
-            "computes",
-            "communicates",
-            *serial,
-            *sends,
-            "memory",
-            "of the best",
-        ]
-        rows = [heads, _row(name, found.mesh, self.price, self)]
+        columns = _columns(self)
+        priced = {name: (found.mesh, self.price)}
         if (plain := found.without_forms) is not None:
-            price = self.pricer(plain.mesh, plain.layout)
-            rows.append(_row("without forms", plain.mesh, price, self))
-        rows += [_row(name, self.others[name][0], each, self) for name, each in self.compared.items()]
+            priced["without forms"] = plain.mesh, self.pricer(plain.mesh, plain.layout)
+        priced |= {name: (self.others[name][0], each) for name, each in self.compared.items()}
+        rows = [["layout", "mesh", *columns]]
+        rows += [
+            [each, _shape(mesh), *(text(price) for text in columns.values())]
+            for each, (mesh, price) in priced.items()
+        ]
         notes = [
             f"Memory is that of one device, which has {bytes_text(int(hardware.device.memory))}. In a step, communication "
             f"overlaps with independent computation. {COMPARED[self.objective]}"
@@ -198,9 +196,9 @@ class LayoutSearchResult:
         kinds = self.kinds
         notes = [self.figures.text(), *["The best plans of other kinds:"] * bool(kinds), *kinds, *notes]
         wrapped_notes = [line for note in notes for line in wrapped(note.split(), 2)]
-        return _report(
-            [heading, *declared, *left_out], proof, rows, 2, ["", *wrapped_notes, *hardware.caveat]
-        )
+        first = ended(found.ending, self.seconds, self.gap)
+        notes = ["", *wrapped_notes, *hardware.caveat]
+        return _report([*first, heading], proof, [*declared, *left_out], rows, 2, notes)
 
 
 def _without_forms_record(plain: Found, in_seconds: bool) -> dict[str, Any]:
@@ -234,8 +232,7 @@ def why_whole(result: LayoutSearchResult) -> str | None:
 
 def is_whole(layout: Layout) -> bool:
     """True if a layout splits nothing."""
-    sections = (layout.rules, layout.params, layout.optimizer, *(rules for _, rules in layout.values))
-    return not any(axes for rules in sections for _, axes in rules.axes)
+    return not any(axes for rules in all_rules(layout) for _, axes in rules.axes)
 
 
 def _indivisible(result: LayoutSearchResult) -> str | None:
@@ -283,6 +280,17 @@ def _shown(layout: Layout) -> tuple[Layout, list[str]]:
         f"These are {len(kept)} of {count} equations; -o OUT.mtf writes the other {count - len(kept)}, too."
     )
     return attrs.evolve(layout, values=tuple(kept)), ["", f"  {rest if split else 'No equation is split.'}"]
+
+
+def ended(ending: Ending, seconds: float, gap: float | None) -> list[str]:
+    """Return the first line of a report whose search had no time for a proof. gap: as `gap_over`."""
+    known = "nothing is proven" if gap is None else f"at most {at_most(1 + gap)}"
+    return [f"The time ended after {seconds:.3g} s: {known}."] if ending == "time" else []
+
+
+def gap_over(value: float, bound: float) -> float | None:
+    """Return the part by which a value is at most above the least value; None if nothing is known, so that the bound is 0."""
+    return over(value, bound) - 1 if bound else None
 
 
 def bounded(kind: str, value: float, bound: float, unit: Callable[[float], str]) -> str:
@@ -384,32 +392,43 @@ def _memory(price: Price, result: LayoutSearchResult) -> int:
     return price.memory if result.objective == "memory" else price.tiled
 
 
-def _row(name: str, mesh: Mesh, price: Price, result: LayoutSearchResult) -> list[str]:
-    shape = "x".join(str(size) for _, size in mesh.axes)
-    times = (price.seconds, price.compute, price.communication)
-    sends = [_bytes(price.sent)] if result.objective == "bytes" else []
-    serial = [seconds_text(price.serial)] if result.objective == "serial" else []
-    memory = bytes_text(_memory(price, result))
-    if price.tiled > result.pricer.hardware.device.memory:
-        memory = f"{bytes_text(price.tiled)}, too much"
-    ratio = over(value_of(price, result.objective), value_of(result.price, result.objective))
-    return [
-        name,
-        shape,
-        *map(seconds_text, times),
-        *serial,
-        *sends,
-        memory,
-        f"{ratio:.2f}",
-    ]
+def _shape(mesh: Mesh) -> str:
+    return "x".join(str(size) for _, size in mesh.axes)
+
+
+def _columns(result: LayoutSearchResult) -> dict[str, Callable[[Price], str]]:
+    """Return the texts of a price, by the head of their column."""
+    best, room = value_of(result.price, result.objective), result.pricer.hardware.device.memory
+
+    def memory(price: Price) -> str:
+        fits = price.tiled <= room
+        return bytes_text(_memory(price, result)) if fits else f"{bytes_text(price.tiled)}, too much"
+
+    found: dict[str, Callable[[Price], str]] = {
+        "a step": lambda price: seconds_text(price.seconds),
+        "computes": lambda price: seconds_text(price.compute),
+        "communicates": lambda price: seconds_text(price.communication),
+    }
+    if result.objective == "serial":
+        found["without overlap"] = lambda price: seconds_text(price.serial)
+    if result.objective == "bytes":
+        found["sends"] = lambda price: _bytes(price.sent)
+    found["memory"] = memory
+    found["of the best"] = lambda price: f"{over(value_of(price, result.objective), best):.2f}"
+    return found
 
 
 def _report(
-    shown: Sequence[str], proof: str, rows: Sequence[Sequence[str]], left: int, notes: Sequence[str]
+    heading: Sequence[str],
+    proof: str,
+    shown: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    left: int,
+    notes: Sequence[str],
 ) -> str:
     """Return the result as text, with its proof, a table whose first `left` columns are text, and notes."""
     table = aligned(rows, right=range(left, len(rows[0])))
-    return "\n".join([shown[0], *wrapped(proof.split(), 2), "", *shown[1:], "", *table, *notes])
+    return "\n".join([*heading, *wrapped(proof.split(), 2), "", *shown, "", *table, *notes])
 
 
 # Placements
@@ -431,11 +450,12 @@ class LayoutAsPlacement:
 
     def text(self) -> str:
         """Return the layout with both figures."""
-        rules = f"{{ {rules_text(self.layout)} }} on [{self.mesh.axes_text}]"
+        plan = plan_text(self.mesh, self.layout)
+        placed, step = map(seconds_text, (self.placed_seconds, self.step_seconds))
         return (
-            f"The best placement that is also a layout is {rules}. It takes {seconds_text(self.placed_seconds)} as a "
-            f"placement, whose operators are apart, and {seconds_text(self.step_seconds)} as a layout, whose kernels are fused "
-            "across operators: the price of `mtfc simulate` and of the other spaces."
+            f"The best placement that is also a layout is {plan}. It takes {placed} as a placement, whose operators are apart, "
+            f"and {step} as a layout, whose kernels are fused across operators: the price of `mtfc simulate` and of the other "
+            "spaces."
         )
 
 
@@ -443,7 +463,8 @@ class LayoutAsPlacement:
 class PlacementSearchResult:
     """The result of a search for placements, and its seconds.
 
-    name: of the found placement. machine: if the file has it. layout: the best placement that is also a layout.
+    name: of the found placement. machine: if the file has it. layout: the best placement that is also a layout. is_exhaustive:
+    True if a proof was asked for.
     """
 
     model: str
@@ -453,6 +474,20 @@ class PlacementSearchResult:
     seconds: float
     machine: Machine | None = None
     layout: LayoutAsPlacement | None = None
+    is_exhaustive: bool = False
+
+    @property
+    def gap(self) -> float | None:
+        """The part by which the placement is at most above the best; None if nothing is proven."""
+        return gap_over(self.found.best.seconds, self.found.lower_bound)
+
+    @property
+    def ending(self) -> Ending:
+        """The reason why the search ended; a local optimum completes it, too, unless a proof was asked for."""
+        if self.found.is_interrupted:
+            return "interrupted"
+        is_complete = self.found.is_optimal or (self.found.locally_optimal and not self.is_exhaustive)
+        return "complete" if is_complete else "time"
 
     def text(self) -> str:
         """Return the declaration of the placement."""
@@ -470,6 +505,8 @@ class PlacementSearchResult:
             "objective_seconds": best.seconds,
             "lower_bound_seconds": self.found.lower_bound,
             "optimal": self.found.is_optimal,
+            "ending": self.ending,
+            "gap": self.gap,
             "locally_optimal": self.found.locally_optimal,
             "strategies": self.space.strategies if self.space.strategies < LARGEST else None,
             "restricted_to": self.space.kinds,
@@ -506,7 +543,9 @@ class PlacementSearchResult:
         notes = [*wrapped(self.layout.text().split(), 2)] if self.layout is not None else []
         notes += space.hardware.caveat
         lines = [f"  {line}" for line in shown.splitlines()]
-        return _report([heading, *lines], _placement_proof(self), rows, 1, ["", *notes] if notes else [])
+        first = ended(self.ending, self.seconds, self.gap)
+        proof = _placement_proof(self)
+        return _report([*first, heading], proof, lines, rows, 1, ["", *notes] if notes else [])
 
 
 def _placement_proof(placed: PlacementSearchResult) -> str:
@@ -527,3 +566,79 @@ def _placement_proof(placed: PlacementSearchResult) -> str:
 def about(number: int) -> str:
     """Return a number to three digits. The strategies of a deep network on many devices exceed the range of floats."""
     return f"{number:.3g}" if number < LARGEST else f"{Decimal(number):.2e}"
+
+
+# Several meshes
+
+
+ENDINGS: Mapping[Ending, str] = {
+    "complete": "No change of a single rule and no move of a single name made the step shorter",
+    "time": "The time ended",
+    "interrupted": "The search was interrupted",
+}
+
+
+@attrs.frozen(eq=False)
+class MultiMeshSearchResult:
+    """The parts of a layout that a search found: meshes, their rules, and the names of what runs there.
+
+    start, before: the layout from which the search started, and its step.
+    """
+
+    name: str
+    parts: Sequence[PartText]
+    step: MultiMeshStep
+    start: str
+    before: MultiMeshStep
+    hardware: Hardware
+    evaluated: int
+    seconds: float
+    ending: Ending
+
+    def record(self) -> dict[str, Any]:
+        """Return the record of the search; see `docs/command.md`."""
+        memory = [whole(each.memory.total) for each in self.step.cost.meshes]
+        parts = zip(self.parts, self.step.mesh_seconds, memory, strict=True)
+        return {
+            "model": self.step.cost.model,
+            "target": self.hardware.name,
+            "space": "meshes",
+            "layout": self.name,
+            "by_mesh": [
+                {
+                    "name": part.mesh.name,
+                    "mesh": part.mesh.sizes,
+                    "part": list(part.names),
+                    "rules": rules_text(part.layout),
+                    "seconds": seconds,
+                    "memory": held,
+                }
+                for part, seconds, held in parts
+            ],
+            "step_seconds": self.step.seconds,
+            "declared": self.start,
+            "declared_seconds": self.before.seconds,
+            "evaluated": self.evaluated,
+            "seconds": self.seconds,
+            "optimal": False,
+            "ending": self.ending,
+            "gap": None,
+        }
+
+    def report(self) -> str:
+        """Return the rules of each mesh, and the step beside that of the declared layout."""
+        rows = [["mesh", "part", "rules", "busy", "memory"]]
+        for part, seconds, cost in zip(
+            self.parts, self.step.mesh_seconds, self.step.cost.meshes, strict=True
+        ):
+            names = ", ".join(part.names) or "everything else"
+            rules = rules_text(part.layout) or "nothing is split"
+            mesh, held = f"{part.mesh.name} = [{part.mesh.axes_text}]", bytes_text(whole(cost.memory.total))
+            rows.append([mesh, names, rules, seconds_text(seconds), held])
+        ratio = self.before.seconds / self.step.seconds if self.step.seconds else 1.0
+        declared = [f"layout {self.start}, as declared", seconds_text(self.before.seconds), f"{ratio:.2f}"]
+        steps = [[f"layout {self.name}", seconds_text(self.step.seconds), "1.00"], declared]
+        proof = f"{ENDINGS[self.ending]} after {self.evaluated} layouts. Nothing is proven."
+        heading = f"{self.step.cost.model}, a step on {self.hardware.name}"
+        shown = [*aligned(steps, right={1, 2}), "", *aligned(rows, right={3, 4}), "", f"  {proof}"]
+        return "\n".join([*ended(self.ending, self.seconds, None), heading, *shown])

@@ -134,6 +134,51 @@ def test_without_time_the_layouts_of_the_file_are_priced(mtfc: Mtfc, monkeypatch
     assert found["evaluated"] < everything["evaluated"]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("--space", "rules"),
+        ("--space", "tiling"),
+        ("--space", "pipelines", "--budget", "1"),
+        ("--space", "soap", "--target", "p100_cluster"),
+        ("--space", "meshes"),
+    ],
+)
+def test_the_first_line_says_that_the_time_ended(mtfc: Mtfc, options: tuple[str, ...]) -> None:
+    file = {"meshes": "two_meshes", "pipelines": "pipeline"}.get(options[1] if options else "", "nmt")
+    devices = () if "meshes" in options else ("--devices", "4")
+    asked = (
+        "search",
+        str(EXAMPLES / f"{file}.mtf"),
+        "--target",
+        "h100",
+        "--budget",
+        "0.01",
+        *devices,
+        *options,
+    )
+    first, *rest = mtfc(*asked).out.splitlines()
+    assert first.startswith("The time ended after ") and ("at most " in first or "nothing is proven" in first)
+    assert rest
+    found = mtfc(*asked, "--format", "json").json
+    assert found["ending"] == "time" and not found["optimal"]
+    assert found["gap"] is None or found["gap"] > 0
+
+
+def test_no_pipeline_in_no_time(mtfc: Mtfc) -> None:
+    asked = ("search", str(EXAMPLES / "pipeline.mtf"), "--target", "h100", "--devices", "4")
+    run = mtfc(*asked, "--space", "pipelines", "--budget", "0.01")
+    assert run.status == 1 and "the time ended before any pipeline was priced" in run.err
+
+
+def test_a_proof_has_no_gap_and_no_line_about_the_time(mtfc: Mtfc) -> None:
+    asked = ("search", TWO_LAYER, "--target", "h100", "--devices", "4", "--space", "rules")
+    found = mtfc(*asked, "--format", "json").json
+    assert (found["ending"], found["gap"], found["optimal"]) == ("complete", 0.0, True)
+    assert "The time ended" not in mtfc(*asked).out
+
+
 def test_usual_layouts_are_priced_until_one_fits() -> None:
     priced: list[str] = []
 

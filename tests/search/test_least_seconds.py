@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 from itertools import product
 from random import Random
+from time import process_time
 
 import attrs
 import pytest
 
 from mtfc.compiler.cost.hardware import Hardware
-from mtfc.compiler.ir.types import Forms
+from mtfc.compiler.ir.types import Forms, Rules
 from mtfc.compiler.passes.partition.split_regions import SplitRegions
 from mtfc.compiler.passes.pass_base import Pass
 from mtfc.compiler.passes.pipelines import layout_assignment
 from mtfc.compiler.search import pricer as pricing
-from mtfc.compiler.search.global_layouts.global_search import ROUNDING
+from mtfc.compiler.search.global_layouts.global_search import ROUNDING, GlobalSpace
 from mtfc.compiler.search.global_layouts.layout_space import layout_of, space_of
 from mtfc.compiler.search.pricer import LayoutPricer
 from mtfc.driver.loading.sources import Sources
@@ -120,3 +121,38 @@ def test_no_pipeline_is_below_the_least(seed: int) -> None:
         price = pricer(declared.mesh, declared.layout)
         least = pricer.facts.least_seconds(declared.mesh.devices)
         assert 0 < least <= price.seconds * (1 + ROUNDING)
+
+
+@pytest.mark.parametrize("hardware", [SLOW_CORES, H100, SLOW_TPU])
+def test_no_layout_that_computes_values_again_is_below_its_bound(hardware: Hardware) -> None:
+    """The backward pass need not read what it computes again, so a step that hardly fits may be faster."""
+    program = load(ELEMENTWISE).programs[0]
+    plain, space = LayoutPricer.of(program, hardware), space_of(program.function("forward"))
+    for mesh in meshes(4, 2):
+        for row in layouts(space, mesh, 4):
+            layout = layout_of(space, row.tolist(), mesh)
+            price = plain(mesh, layout)
+            tight = attrs.evolve(hardware, device=attrs.evolve(hardware.device, memory=0.7 * price.tiled))
+            pricer = LayoutPricer.of(program, tight, recomputes=True)
+            found = GlobalSpace(
+                pricer.undistributed(), program.function("forward"), [mesh], tight, recomputes=True
+            )
+            (on,) = found._branchings(process_time() + 60)
+            again = pricer(mesh, layout)
+            least = float(on.bound.seconds(on.bound.exactly(row[None]))[0])
+            assert again.seconds < price.seconds
+            assert least <= again.seconds * (1 + ROUNDING)
+
+
+def test_a_step_that_fits_anyhow_keeps_the_larger_bound() -> None:
+    program = load(ELEMENTWISE).programs[0]
+    pricer = LayoutPricer.of(program, H100)
+    bounds = []
+    for recomputes in (True, False):
+        space = GlobalSpace(
+            pricer.undistributed(), program.function("forward"), [*meshes(4, 1)], H100, recomputes=recomputes
+        )
+        (on,) = space._branchings(process_time() + 60)
+        row = on.row(Rules())
+        bounds.append(float(on.bound.seconds(on.bound.exactly(row[None]))[0]))
+    assert bounds[0] == bounds[1] > 0

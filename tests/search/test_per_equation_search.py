@@ -18,7 +18,7 @@ from mtfc.backends.interpreter import interpret
 from mtfc.backends.jax import runtime as jax_runtime
 from mtfc.compiler.activity import progress_to
 from mtfc.compiler.analysis.reshard_plans import plan
-from mtfc.compiler.cost.effects.roofline import least_dot_seconds
+from mtfc.compiler.cost.device_models import cheapest
 from mtfc.compiler.cost.hardware import Device, Hardware, Link, Rate
 from mtfc.compiler.cost.sizes import Numbers
 from mtfc.compiler.cost.step_time import seconds_of
@@ -29,6 +29,7 @@ from mtfc.compiler.ir.core import Function
 from mtfc.compiler.ir.types import Dim, Layout, Mesh, Rules, TensorType
 from mtfc.compiler.passes.pipelines import lower
 from mtfc.compiler.search.found import Found, NothingFits, Objective, Pricing
+from mtfc.compiler.search.global_layouts.step_facts import StepFacts
 from mtfc.compiler.search.per_equation.per_equation_search import (
     EquationSpace,
     best_layouts,
@@ -36,6 +37,7 @@ from mtfc.compiler.search.per_equation.per_equation_search import (
     layout_of_choices,
     solve_with_memory,
     to_problem,
+    unit_of,
 )
 from mtfc.compiler.search.pricer import LayoutPricer
 from mtfc.compiler.search.solver.assignment_problem import Infeasible
@@ -96,14 +98,14 @@ def test_the_compiled_choice_costs_its_predicted_time(
 ) -> None:
     program, mesh, hardware = example(name, **dims), Mesh("grid", axes), machine(target)
     found = best_layouts(network_of(program, mesh, hardware), hardware.device.memory, monotonic() + AMPLE)
-    assert found.cost - found.lower_bound < 1e-6 * found.cost
+    assert found.objective - found.lower_bound < 1e-6 * found.objective
     topology = Topology.of(mesh, hardware)
     assert sum(seconds_of(compiled(program, mesh, found.layout), topology, hardware.device)) == pytest.approx(
-        found.cost, rel=0.005
+        found.objective, rel=0.005
     )
     for rules in ({"batch": mesh.names}, {}):
         other = compiled(program, mesh, Layout("other", Rules(tuple(rules.items()))))
-        assert sum(seconds_of(other, topology, hardware.device)) > found.cost
+        assert sum(seconds_of(other, topology, hardware.device)) > found.objective
 
 
 @pytest.mark.parametrize(
@@ -247,11 +249,13 @@ def test_memory_limits_what_is_chosen() -> None:
     program, hardware = example("soybean_mlp_8k", layers=2), machine("p2_8xlarge")
     network = network_of(program, Mesh("line", (("gpus", 4),)), hardware)
     fastest = best_layouts(network, None, monotonic() + AMPLE)
-    again = best_layouts(network, fastest.memory, monotonic() + AMPLE)
-    assert again.cost == fastest.cost
-    smaller = best_layouts(network, fastest.memory - 1, monotonic() + AMPLE)
-    assert smaller.memory < fastest.memory
-    assert fastest.cost <= smaller.lower_bound <= smaller.cost
+    problem = to_problem(network, unit_of(network), None, "unlimited")
+    needed = problem.peak(solve_with_memory(problem, monotonic() + AMPLE).choices)
+    again = best_layouts(network, needed, monotonic() + AMPLE)
+    assert again.objective == fastest.objective
+    smaller = best_layouts(network, needed - 1, monotonic() + AMPLE)
+    assert smaller.layout != fastest.layout
+    assert fastest.objective <= smaller.lower_bound <= smaller.objective
     with pytest.raises(Infeasible):
         best_layouts(network, 1e6, monotonic() + AMPLE)
 
@@ -267,8 +271,8 @@ def test_one_of_the_choices_of_an_equation_is_the_best() -> None:
         fix(network, "forward.y", Rules(tuple(rules.items())))
         found = best_layouts(network, None, monotonic() + AMPLE)
         assert dict(found.layout.value_rules["forward.y"].axes) == rules
-        costs.append(found.cost)
-    assert min(costs) == free.cost < max(costs)
+        costs.append(found.objective)
+    assert min(costs) == free.objective < max(costs)
     with pytest.raises(NothingFits, match=r"forward\.y"):
         fix(network_of(program, mesh, hardware), "forward.y", Rules((("batch", ("nodes",)),)))
 
@@ -313,17 +317,17 @@ def test_a_mesh_of_many_axes_ends_in_time_with_what_is_known(axes: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "dims", "axes", "target"), NETWORKS)
-def test_no_step_takes_less_than_its_dots(
+def test_no_tiling_is_below_the_least_seconds(
     name: str, dims: dict[str, int], axes: tuple[tuple[str, int], ...], target: str
 ) -> None:
-    """The bound of the dots is known before any choice; a step on a slow device takes little longer."""
+    """The bound of all plans is known before any choice; a step on a slow device takes little longer."""
     program, mesh = example(name, **dims), Mesh("mesh", axes)
     slow = attrs.evolve(SLOW_DEVICES.device, overhead=0.0, bandwidth=Rate.constant(1e18))
     for hardware in (machine(target), attrs.evolve(SLOW_DEVICES, device=slow)):
-        least = least_dot_seconds(prepared(program), mesh, hardware.device)
+        least = StepFacts.of(prepared(program), cheapest(hardware.device)).least_seconds(mesh.devices)
         found = best_layouts(network_of(program, mesh, hardware), None, monotonic() + AMPLE)
-        assert 0 < least <= found.cost
-        assert hardware.name != SLOW_DEVICES.name or found.cost < 1.01 * least
+        assert 0 < least <= found.objective
+        assert hardware.name != SLOW_DEVICES.name or found.objective < 1.01 * least
 
 
 def test_a_loop_may_begin_with_a_maximum() -> None:
@@ -343,7 +347,7 @@ model m(x: [batch, io]) {
     mesh, hardware = Mesh("line", (("gpus", 4),)), machine("p2_8xlarge")
     found = best_layouts(network_of(program, mesh, hardware), None, monotonic() + AMPLE)
     seconds = seconds_of(compiled(program, mesh, found.layout), Topology.of(mesh, hardware), hardware.device)
-    assert sum(seconds) == pytest.approx(found.cost, rel=0.005)
+    assert sum(seconds) == pytest.approx(found.objective, rel=0.005)
 
 
 def test_an_interrupted_search_says_so() -> None:

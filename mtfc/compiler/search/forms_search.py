@@ -11,7 +11,7 @@ Unrolled loops, and sums after loops, change only what is sent beside what. So t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from math import inf
 from time import process_time
@@ -24,7 +24,16 @@ from mtfc.compiler.cost.sizes import Numbers
 from mtfc.compiler.ir.core import Function, walk
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.types import GROUPS, MOST_FLOPS_PER_BYTE, REGIONS, Forms, Layout, Mesh
-from mtfc.compiler.search.found import Found, Objective, Price, PricedLayouts, Pricing, room_on, value_of
+from mtfc.compiler.search.found import (
+    Found,
+    NothingFits,
+    Objective,
+    Price,
+    PricedLayouts,
+    Pricing,
+    room_on,
+    value_of,
+)
 
 CANDIDATES = 3
 """Most layouts whose forms are priced."""
@@ -32,6 +41,9 @@ CANDIDATES = 3
 LEAST = 1e-3
 """The part of the price that forms must save, so that a layout has none where they make little difference."""
 
+
+SHARE = 0.2
+"""The part of the time of a search in which the forms of the best layouts are priced."""
 
 UNROLLED = (2, 4)
 """The numbers of iterations in one that are tried."""
@@ -79,31 +91,33 @@ def forms_of(device: Device, function: Function) -> tuple[Forms, ...]:
 
 
 @attrs.frozen
-class RecordedPricing:
-    """A pricing that keeps all prices."""
-
-    pricing: Pricing
-    prices: dict[tuple[Mesh, Layout], Price] = attrs.field(factory=dict)
-
-    def __call__(self, mesh: Mesh, layout: Layout) -> Price:
-        price = self.prices[mesh, layout] = self.pricing(mesh, layout)
-        return price
-
-
-@attrs.frozen
 class FormsSearch:
     """A search for the forms of layouts. forms: those that are tried. until: its end, a time of `process_time`.
 
-    prices: those of layouts without forms. given: layouts with forms that are tried, too.
+    given: layouts with forms that are tried, too. prices: those of layouts without forms.
     """
 
     pricing: Pricing
     objective: Objective
     hardware: Hardware
     forms: Sequence[Forms]
-    prices: Mapping[tuple[Mesh, Layout], Price]
     until: float
     given: Sequence[tuple[Mesh, Layout]] = ()
+    prices: dict[tuple[Mesh, Layout], Price] = attrs.field(factory=dict)
+
+    def best(self, find: Callable[[Pricing, float], Found]) -> Found:
+        """Find the best layout, whose forms are priced in a part of the time. Raises `NothingFits`."""
+        try:
+            found = find(self._recorded, self.until - SHARE * (self.until - process_time()))
+        except NothingFits:
+            if (fitting := self.fitting()) is not None:
+                return fitting
+            raise
+        return self.improved(found)
+
+    def _recorded(self, mesh: Mesh, layout: Layout) -> Price:
+        price = self.prices[mesh, layout] = self.pricing(mesh, layout)
+        return price
 
     def improved(self, found: Found) -> Found:
         """Return the best layout with forms, or what was found without forms if no forms save anything.
@@ -113,10 +127,13 @@ class FormsSearch:
         if found.is_interrupted:
             return found
         own = (found.mesh, found.layout)
-        others = [each for each in self._ranked() if _is_other(*each, found)]
+        ranked = sorted(self.prices, key=lambda each: value_of(self.prices[each], self.objective))
+        others = [each for each in ranked if _is_other(*each, found)]
         tried = self._tried([own, *others[: CANDIDATES - 1]], (1 - LEAST) * found.objective, found.evaluated)
+        tried.is_late |= found.is_late
         if tried.best is None:
-            return attrs.evolve(found, evaluated=tried.evaluated, is_interrupted=tried.is_interrupted)
+            ended = {"is_interrupted": tried.is_interrupted, "is_late": tried.is_late}
+            return attrs.evolve(found, evaluated=tried.evaluated, **ended)
         return tried.found(without_forms=found)
 
     def fitting(self) -> Found | None:
@@ -125,35 +142,31 @@ class FormsSearch:
         tried = self._tried(ranked[:CANDIDATES], inf, len(self.prices))
         return None if tried.best is None else tried.found()
 
-    def _ranked(self) -> list[tuple[Mesh, Layout]]:
-        """Return the priced layouts, the best first, also those that do not fit."""
-        return sorted(self.prices, key=lambda each: value_of(self.prices[each], self.objective))
-
     def _tried(
         self, candidates: Sequence[tuple[Mesh, Layout]], limit: float, evaluated: int
     ) -> PricedLayouts:
-        """Price the forms of layouts, and keep the best one below a limit. evaluated: layouts that were priced before."""
-        tried = PricedLayouts(self.pricing, self.objective, self._room, limit=limit, evaluated=evaluated)
-        tried.offer_all(self._candidates(candidates, is_needed=limit == inf))
-        return tried
+        """Price the given layouts, and layouts without forms with each of their forms while there is time. Keep the best one.
 
-    def _candidates(
-        self, without: Sequence[tuple[Mesh, Layout]], is_needed: bool
-    ) -> Iterator[tuple[Mesh, Layout]]:
-        """Yield the given layouts, and layouts without forms with each of their forms while there is time.
-
-        is_needed: True if nothing fits without forms. Then those of the first layout come in any case.
+        limit: the value that the best one is below. If it is infinite, nothing fits without forms, and those of the first layout
+        are priced in any case. evaluated: layouts that were priced before.
         """
-        yield from self.given
-        for i, (mesh, layout) in enumerate(without):
-            for forms in self.forms:
-                if process_time() > self.until and (i or not is_needed):
-                    return
-                yield mesh, attrs.evolve(layout, forms=attrs.evolve(forms, recompute=layout.forms.recompute))
+        room = room_on(self.hardware, self.objective)
+        tried = PricedLayouts(self.pricing, self.objective, room, limit=limit, evaluated=evaluated)
 
-    @property
-    def _room(self) -> float:
-        return room_on(self.hardware, self.objective)
+        def each() -> Iterator[tuple[Mesh, Layout]]:
+            yield from self.given
+            for i, (mesh, layout) in enumerate(candidates):
+                for forms in self.forms:
+                    if process_time() > self.until and (i or limit < inf):
+                        tried.is_late = True
+                        return
+                    yield (
+                        mesh,
+                        attrs.evolve(layout, forms=attrs.evolve(forms, recompute=layout.forms.recompute)),
+                    )
+
+        tried.offer_all(each())
+        return tried
 
 
 def _is_other(mesh: Mesh, layout: Layout, found: Found) -> bool:

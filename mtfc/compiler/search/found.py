@@ -64,11 +64,16 @@ Pricing = Callable[[Mesh, Layout], Price]
 """Compiles the program under a layout, and returns the price of the result."""
 
 
+Ending = Literal["complete", "time", "interrupted"]
+"""The reason why a search ended: it was complete, its time ended, or it was interrupted."""
+
+
 @attrs.frozen
 class Found:
     """A layout on a mesh. `objective` and `lower_bound` are in the unit of the search: seconds, or bytes.
 
-    evaluated: the number of layouts that were compiled and priced. is_interrupted: True if `KeyboardInterrupt` ended the search.
+    evaluated: the number of layouts that were compiled and priced. is_interrupted, is_late: True if `KeyboardInterrupt`, or the
+    time, ended the search.
     refuted: a layout whose price is below its bound. That is an error of the cost model, and nothing is proven then.
     without_forms: for a layout with forms, the result of the search for layouts without, which has the bound for these.
     without_pipelines: the bound of all plans without a pipeline; None if pipelines were not searched.
@@ -82,6 +87,7 @@ class Found:
     lower_bound: float
     evaluated: int
     is_interrupted: bool = False
+    is_late: bool = False
     refuted: Layout | None = None
     without_forms: Found | None = None
     without_pipelines: float | None = None
@@ -91,6 +97,13 @@ class Found:
     @property
     def is_optimal(self) -> bool:
         return self.refuted is None and self.objective <= self.lower_bound
+
+    @property
+    def ending(self) -> Ending:
+        """The reason why the search ended; a proof completes a search."""
+        if self.is_interrupted:
+            return "interrupted"
+        return "time" if self.is_late and not self.is_optimal else "complete"
 
 
 @attrs.define
@@ -108,6 +121,7 @@ class PricedLayouts:
     least_memory: int | None = None
     evaluated: int = 0
     is_interrupted: bool = False
+    is_late: bool = False
 
     def offer(self, mesh: Mesh, layout: Layout) -> Price:
         """Compile a layout, and keep it if it is the best so far."""
@@ -132,7 +146,8 @@ class PricedLayouts:
             raise KeyboardInterrupt
         mesh, layout = self.best
         layout = attrs.evolve(layout, name="found")
-        return Found(mesh, layout, self.limit, lower_bound, self.evaluated, self.is_interrupted, **others)
+        ended = self.is_interrupted, self.is_late
+        return Found(mesh, layout, self.limit, lower_bound, self.evaluated, *ended, **others)
 
 
 def descend(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import attrs
 
 from mtfc.compiler.ir.types import Axes, Layout, Mesh, Rules
@@ -18,11 +20,14 @@ def idle_axes(mesh: Mesh, layout: Layout) -> Axes:
     return tuple(name for name, size in mesh.axes if size > 1 and name not in used)
 
 
+def without_axes(mesh: Mesh, gone: Collection[str]) -> Mesh:
+    return attrs.evolve(mesh, axes=tuple(each for each in mesh.axes if each[0] not in gone))
+
+
 def without_idle_axes(mesh: Mesh, layout: Layout) -> Mesh:
     """Return a mesh without the axes that no rule of a layout uses; the same mesh if no rule uses any."""
-    idle = idle_axes(mesh, layout)
-    axes = tuple(each for each in mesh.axes if each[0] not in idle)
-    return attrs.evolve(mesh, axes=axes) if idle and axes else mesh
+    used = without_axes(mesh, idle_axes(mesh, layout))
+    return used if used.axes else mesh
 
 
 def idle_note(axes: Axes) -> list[str]:

@@ -14,7 +14,7 @@ import attrs
 from mtfc.compiler.garbage import few_collections
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Forms, Layout, Mesh, Rules
-from mtfc.compiler.search.forms_search import FormsSearch, RecordedPricing, forms_of, with_loop_forms
+from mtfc.compiler.search.forms_search import FormsSearch, forms_of, with_loop_forms
 from mtfc.compiler.search.found import (
     IN_BYTES,
     Found,
@@ -46,9 +46,6 @@ from mtfc.reports.why_not_report import WhyNot
 
 STARTING = 0.25
 """The part of the time of a search of tilings for the best global layout."""
-
-FORMS_SHARE = 0.2
-"""The part of the time of a search of global layouts in which the forms of the best of them are priced."""
 
 EXACT = 1.5
 """The time that is left to price the best layout of a model with repeated layers exactly, in expected times."""
@@ -155,18 +152,13 @@ class LayoutFinder:
     ) -> Found:
         """Find the best layout, whose forms are priced in a part of the time. Raises `NothingFits`."""
         (function,) = self.pricer.program.functions
-        recorded, hardware = RecordedPricing(pricing), self.pricer.hardware
+        hardware = self.pricer.hardware
         tried = forms_of(hardware.device, function)
-        forms = FormsSearch(pricing, self.objective, hardware, tried, recorded.prices, until, given)
+        search = FormsSearch(pricing, self.objective, hardware, tried, until, given)
         try:
-            found = find(recorded, until - FORMS_SHARE * (until - process_time()))
-        except NothingFits:
-            if (fitting := forms.fitting()) is not None:
-                return fitting
-            raise
-        best = forms.improved(found)
-        self.seen.update(recorded.prices)
-        return best
+            return search.best(find)
+        finally:
+            self.seen.update(search.prices)
 
     def least(self, mesh: Mesh) -> float:
         """Return a bound of all plans for the devices of a mesh; 0 where memory is minimized."""

@@ -55,33 +55,25 @@ def check_mesh_options(options: SearchOptions, space: SearchedSpace) -> None:
     if (options.axes or 0) > len(AXES) or (options.devices or 0) > MOST_DEVICES:
         raise UsageError(f"at most {len(AXES)} --axes and {MOST_DEVICES:,} --devices are searched")
     if options.axes_names is not None:
-        _check_names(tuple(options.axes_names), options, space)
+        given = f"--axes-names {','.join(options.axes_names)}"
+        for fault in _faults_of_names(tuple(options.axes_names), options, space):
+            raise UsageError(f"{given}{fault}")
 
 
-def _check_names(names: tuple[str, ...], options: SearchOptions, space: SearchedSpace) -> None:
-    given = f"--axes-names {','.join(names)}"
-    wrong = [name for name in names if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or name in RESERVED]
-    twice = [name for name in names if names.count(name) > 1]
+def _faults_of_names(names: tuple[str, ...], options: SearchOptions, space: SearchedSpace) -> Iterator[str]:
+    """Yield what is wrong with the names of axes, the worst first."""
     if not space.has_meshes:
-        raise UsageError(
-            f"{given}: the space `{space.name}` has placements, and no mesh whose axes have names"
-        )
+        yield f": the space `{space.name}` has placements, and no mesh whose axes have names"
     if options.choice.mesh is not None:
-        raise UsageError(
-            f"{given}: --mesh {options.choice.mesh} gives its axes names; leave one of the options out"
-        )
-    if wrong:
-        raise UsageError(
-            f"{given}: `{wrong[0]}` cannot name a mesh axis, for example --axes-names data,model"
-        )
-    if twice:
-        raise UsageError(f"{given}: `{twice[0]}` occurs twice")
+        yield f": --mesh {options.choice.mesh} gives its axes names; leave one of the options out"
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or name in RESERVED:
+            yield f": `{name}` cannot name a mesh axis, for example --axes-names data,model"
+    yield from (f": `{name}` occurs twice" for name in names if names.count(name) > 1)
     if len(names) > len(AXES):
-        raise UsageError(f"{given}: at most {len(AXES)} axes are searched")
+        yield f": at most {len(AXES)} axes are searched"
     if options.axes not in (None, len(names)):
-        raise UsageError(
-            f"{given} has {_count(len(names), 'name')} for {_count(options.axes, 'axis', 'axes')}"
-        )
+        yield f" has {_count(len(names), 'name')} for {_count(options.axes, 'axis', 'axes')}"
 
 
 def _count(number: int, one: str, several: str | None = None) -> str:

@@ -20,7 +20,7 @@ from mtfc.compiler.cost.sizes import whole
 from mtfc.compiler.diagnostics import CompileError
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Axes, Dim, Layout, Rules
-from mtfc.compiler.search.found import NothingFits, descend, memory_text
+from mtfc.compiler.search.found import Ending, NothingFits, descend, memory_text
 from mtfc.compiler.search.global_layouts.layout_space import space_of, values_of
 from mtfc.driver.loading.cases import MultiMeshCase
 from mtfc.driver.loading.choice import Choice
@@ -31,7 +31,7 @@ from mtfc.frontend.layouts.layout_text import PartText, multi_mesh_text
 from mtfc.meshes.mesh_labels import MeshPart, part_at, rest_of
 from mtfc.meshes.multi_mesh_step import MultiMeshStep, multi_mesh_step
 from mtfc.meshes.segments import part_programs
-from mtfc.reports.meshes_report import Ending, MultiMeshSearchResult
+from mtfc.reports.search_report import MultiMeshSearchResult
 
 
 @attrs.frozen

@@ -30,6 +30,7 @@ from mtfc.compiler.search.found import (
     memory_text,
     value_of,
 )
+from mtfc.compiler.search.idle_axes import without_axes
 from mtfc.compiler.search.usual_layouts import products, usual_layouts
 from mtfc.driver.searching.layouts import LayoutFinder
 from mtfc.driver.searching.space import SearchTask
@@ -114,9 +115,8 @@ class PipelineSearch:
         except KeyboardInterrupt:
             tried.is_interrupted = True
         if tried.least_memory is None and not tried.is_interrupted:
-            raise NothingFits(
-                "no axis of a mesh divides the layers into stages, or the batch into micro-batches"
-            )
+            none = "no axis of a mesh divides the layers into stages, or the batch into micro-batches"
+            raise NothingFits("the time ended before any pipeline was priced" if tried.is_late else none)
         if tried.best is None and not tried.is_interrupted:
             seen = memory_text(tried.room, tried.least_memory)
             raise NothingFits(f"no pipeline was found whose memory suffices: {seen}")
@@ -142,11 +142,13 @@ class PipelineSearch:
             for storage in self._first_storage(layout):
                 is_needed = tried.best is None and self.best_layout is None
                 if process_time() > (self.task.late if is_needed else starting):
+                    tried.is_late = True
                     break
                 if not fits((mesh, attrs.evolve(layout, **storage)))[0]:
                     break
         if known:
             descend(min(known, key=known.__getitem__), fits, self._changes, until)
+        tried.is_late |= process_time() > until
 
     def _starts(self) -> list[Plan]:
         """Return pipelines with usual rules on the axes beside that of the stages, and with those of the best layout.
@@ -160,7 +162,7 @@ class PipelineSearch:
         given = self.task.options.choice.mesh is not None
         for axis, size in mesh.axes if given else mesh.axes[:1]:
             if size > 1 and found.loop.size % size == 0:
-                every = [*self._rules(_without(mesh, axis))]
+                every = [*self._rules(without_axes(mesh, (axis,)))]
                 if self.best_layout is not None and self.best_layout[0] == mesh:
                     own = (
                         (dim, tuple(x for x in axes if x != axis))
@@ -273,7 +275,3 @@ class PipelineSearch:
         values = (*(a.value for a in forward.arguments), *(v for eqn in forward.body for v in eqn.results))
         both = {found.loop, found.batch}
         return found.batch.size % parts == 0 and not any(both <= {*value.type.dims} for value in values)
-
-
-def _without(mesh: Mesh, axis: str) -> Mesh:
-    return attrs.evolve(mesh, axes=tuple(each for each in mesh.axes if each[0] != axis))

@@ -65,7 +65,9 @@ def search_placements(task: SearchTask) -> SearchAnswer:
     placed, layout = (None, None) if found.is_interrupted else _best_layout(task, space)
     if placed is not None and space.kinds is None and placed.seconds < found.best.seconds:
         found = attrs.evolve(found, best=placed, locally_optimal=False)
-    result = PlacementSearchResult(selection.program.name, name, space, found, seconds, machine, layout)
+    result = PlacementSearchResult(
+        selection.program.name, name, space, found, seconds, machine, layout, options.exhaustive
+    )
     return SearchAnswer(result, partial(_written, task, result), partial(_why_not, task, result))
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from math import inf
 from time import process_time
 
@@ -22,9 +21,9 @@ from mtfc.compiler.search.found import IN_BYTES, Found, NothingFits, room_on, va
 from mtfc.compiler.search.usual_layouts import batch_dims
 from mtfc.driver.searching.layouts import LayoutSearch
 from mtfc.driver.searching.pipelined import PipelineSearch, StagedLoop, pipelined_loops
-from mtfc.driver.searching.prices import ResourcePrices, resource_prices
+from mtfc.driver.searching.prices import resource_prices
 from mtfc.driver.searching.space import SearchAnswer, SearchTask
-from mtfc.frontend.layouts.layout_text import rules_text
+from mtfc.reports.plan_figures import plan_text
 from mtfc.reports.search_report import LayoutSearchResult
 
 PIPELINES = 0.4
@@ -36,11 +35,8 @@ def search_plan(task: SearchTask) -> SearchAnswer:
     search, found = _best_plan(task)
     if not task.options.what_if:
         return search.answer(found)
-    return attrs.evolve(search.answer(found), prices=partial(_prices, search, found))
-
-
-def _prices(search: LayoutSearch, found: Found) -> ResourcePrices:
-    return resource_prices(search.task, search.result(found), _again)
+    answer = search.answer(found)
+    return attrs.evolve(answer, prices=lambda: resource_prices(search.task, search.result(found), _again))
 
 
 def _again(task: SearchTask) -> LayoutSearchResult:
@@ -90,8 +86,8 @@ def _nearest(search: LayoutSearch) -> str:
     mesh, layout = min(prices, key=lambda each: prices[each].tiled)
     if prices[mesh, layout].tiled <= search.task.hardware.device.memory:
         return ""
-    rules = f"{{ {rules_text(layout)} }} on [{mesh.axes_text}]"
-    return f"; the nearest is {rules}, and a smaller batch, more devices or a machine with more memory would help"
+    help = "a smaller batch, more devices or a machine with more memory would help"
+    return f"; the nearest is {plan_text(mesh, layout)}, and {help}"
 
 
 def _accumulate(search: LayoutSearch) -> int:
@@ -177,4 +173,5 @@ def _best(search: LayoutSearch, found: list[Found], layouts: Found | None) -> Fo
         without_pipelines=without,
         evaluated=sum(each.evaluated for each in found),
         is_interrupted=any(each.is_interrupted for each in found),
+        is_late=any(each.is_late for each in found),
     )

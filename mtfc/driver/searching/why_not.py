@@ -8,7 +8,6 @@ from time import process_time
 import attrs
 
 from mtfc.compiler.diagnostics import CompileError
-from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.search.found import Found, NothingFits
@@ -17,7 +16,6 @@ from mtfc.driver.loading.layout_targets import layout_targets
 from mtfc.driver.searching.space import SearchTask
 from mtfc.frontend.elaborate import Module
 from mtfc.frontend.layout_options import parse_layout
-from mtfc.frontend.layouts.declared_layouts import DeclaredLayout
 from mtfc.frontend.layouts.layout_text import rules_text
 from mtfc.frontend.layouts.legality import check_layouts
 from mtfc.frontend.layouts.program_index import Tensor
@@ -41,45 +39,31 @@ class AskedRules:
     meshes: tuple[Mesh, ...]
     known: Mapping[str, Tensor]
 
-    @property
-    def program(self) -> Program:
-        return self.module.programs[0]
-
     def on(self, mesh: Mesh) -> Layout:
-        """Return the rules on a mesh. Raises `CompileError` if no layout on the mesh can have the rules."""
-        declared = self._read(mesh)
-        found = check_layouts([self.program], [declared], lambda *_: self.known)
-        errors = [each for each in found if each.severity == "error"]
-        if errors:
-            raise CompileError(errors)
-        return attrs.evolve(declared.layout, name="")
+        """Return the rules on a mesh.
 
-    def _read(self, mesh: Mesh) -> DeclaredLayout:
-        return parse_layout(self.text, self.module, mesh, ASKED)
-
-    def check(self) -> None:
-        """Raise an error if no layout of the space can have the rules on any mesh.
-
-        `CompileError`: the rules are wrong on every mesh. `UsageError`: the space has no rules of that kind.
+        Raises `CompileError` if no layout on the mesh can have the rules, and `UsageError` if no layout of the space can.
         """
-        mesh = next(self._possible(self._read))
-        layout = attrs.evolve(self._read(mesh).layout, name="")
+        declared = parse_layout(self.text, self.module, mesh, ASKED)
+        layout = attrs.evolve(declared.layout, name="")
         of_space = Layout("", values=layout.values) if self.space == "tiling" else Layout("", layout.rules)
         if layout != of_space:
             raise UsageError(f"in the space `{self.space}`, --why-not takes {EXAMPLES[self.space]}")
-        next(self.possible())
+        found = check_layouts([self.module.programs[0]], [declared], lambda *_: self.known)
+        errors = [each for each in found if each.severity == "error"]
+        if errors:
+            raise CompileError(errors)
+        return layout
 
     def possible(self) -> Iterator[Mesh]:
-        """Yield the meshes on which a layout can have the rules. Raises `CompileError` if no mesh exists."""
-        return self._possible(self.on)
-
-    def _possible(self, read: Callable[[Mesh], object]) -> Iterator[Mesh]:
-        """Yield the meshes on which `read` succeeds, those with the most axes first: an axis that they lack is on no mesh."""
+        """Yield the meshes on which a layout can have the rules, those with the most axes first: an axis that they lack is on no
+        mesh. Raises the errors of `on` if no mesh exists.
+        """
         first: CompileError | None = None
         is_possible = False
         for mesh in sorted(self.meshes, key=lambda mesh: -len(mesh.axes)):
             try:
-                read(mesh)
+                self.on(mesh)
             except CompileError as error:
                 first = first or error
                 if not any(each.code in OF_A_MESH for each in error.diagnostics):
@@ -92,12 +76,12 @@ class AskedRules:
 
 
 def asked_rules(task: SearchTask, rules: str, meshes: Sequence[Mesh]) -> AskedRules:
-    """Read the rules for the chosen model and a search on the meshes. Raises the errors of `AskedRules.check`."""
+    """Read the rules for the chosen model and a search on the meshes. Raises the errors of `AskedRules.on`."""
     task.sources.texts[ASKED] = rules
     module, space = task.selection.module, task.options.space
     known = layout_targets(module.programs[0]) if space == "tiling" else {}
     asked = AskedRules(rules, module, space, tuple(meshes), known)
-    asked.check()
+    next(asked.possible())
     return asked
 
 

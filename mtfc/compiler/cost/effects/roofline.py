@@ -495,18 +495,6 @@ Placed = Sequence[Equation]
 """One equation in several layouts, each with the types of the operands and results in that layout."""
 
 
-def least_dot_seconds(function: Function, mesh: Mesh, device: Device) -> float:
-    """Return a lower bound for all layouts of equations: the dots, shared equally by all processors, at the peak rate."""
-    total = 0.0
-    for eqn in function.body:
-        if eqn.regions:
-            total += dim_of(eqn).size * least_dot_seconds(region_of(eqn), mesh, device)
-        elif has_trait(eqn, "dot"):
-            flops = OPS[eqn.op].flops(eqn, Numbers(mesh)) / mesh.devices
-            total += flops / device.rate(eqn.operands[0].type.dtype).peak
-    return total
-
-
 class EquationTimes:
     """The seconds of the equations of one function, also those in loops."""
 

@@ -31,6 +31,7 @@ from mtfc.compiler.search.global_layouts.layout_space import Columns, Rows
 from mtfc.compiler.search.global_layouts.repeated_facts import canonical_form
 from mtfc.compiler.search.global_layouts.step_facts import Facts, StepFacts, sharing
 from mtfc.compiler.search.global_layouts.sum_bound import SumBound
+from mtfc.compiler.search.solver.elimination import JointCosts
 
 BITS = 18
 """The size of the largest table of an elimination: 2 to the power of this."""
@@ -43,47 +44,30 @@ MANY_COLUMNS = 24
 
 
 @attrs.frozen(eq=False)
-class ColumnTable:
-    """Seconds by the masks of some columns, in ascending order of their depth: an axis for each column. Illegal masks take
-    infinitely long.
+class ColumnElimination:
+    """The bounds of partial layouts by the number of decided columns in `order`, which has those with a choice.
+
+    A table has seconds by the masks of some columns, in ascending order of their depth. Illegal masks take infinitely long.
     """
 
-    columns: tuple[int, ...]
-    seconds: Seconds
-
-    def of(self, rows: Rows) -> Seconds:
-        """Return the seconds of each row."""
-        found: Seconds = self.seconds[tuple(rows[:, column] for column in self.columns)]
-        return found
-
-    def spread(self, columns: Sequence[int]) -> Seconds:
-        """Return the table with an axis for each of more columns, in the same order."""
-        sizes = dict(zip(self.columns, self.seconds.shape, strict=True))
-        return self.seconds.reshape([sizes.get(column, 1) for column in columns])
-
-
-@attrs.frozen(eq=False)
-class ColumnElimination:
-    """The bounds of partial layouts by the number of decided columns in `order`, which has those with a choice."""
-
     order: tuple[int, ...]
-    tables: Sequence[Sequence[ColumnTable]]
+    tables: Sequence[Sequence[JointCosts]]
 
     @classmethod
-    def of(cls, tables: Iterable[ColumnTable], order: Sequence[int], axes: int) -> ColumnElimination:
+    def of(cls, tables: Iterable[JointCosts], order: Sequence[int], axes: int) -> ColumnElimination:
         """Eliminate columns from tables. axes: of the mesh."""
         depth = {column: i for i, column in enumerate(order)}
-        decided = [list[ColumnTable]() for _ in range(len(order) + 1)]
+        decided = [list[JointCosts]() for _ in range(len(order) + 1)]
         """The tables whose last column has the depth before; the first are constants."""
         for table in tables:
-            decided[1 + depth[table.columns[-1]] if table.columns else 0].append(table)
-        found = [list[ColumnTable]() for _ in range(len(order) + 1)]
+            decided[1 + depth[table.nodes[-1]] if table.nodes else 0].append(table)
+        found = [list[JointCosts]() for _ in range(len(order) + 1)]
         found[-1] = [each for some in decided for each in some]
         for i in reversed(range(len(order))):
             buckets, lost = _minibuckets(decided[i + 1], depth, axes), set(map(id, decided[i + 1]))
-            messages = [ColumnTable(each.columns[:-1], each.seconds.min(axis=-1)) for each in buckets]
+            messages = [JointCosts(each.nodes[:-1], each.costs.min(axis=-1)) for each in buckets]
             for each in messages:
-                decided[1 + depth[each.columns[-1]] if each.columns else 0].append(each)
+                decided[1 + depth[each.nodes[-1]] if each.nodes else 0].append(each)
             found[i] = [each for each in found[i + 1] if id(each) not in lost] + messages
         return cls(tuple(order), found)
 
@@ -91,18 +75,18 @@ class ColumnElimination:
         """Return the bounds of rows of which the first columns of the order, and those of a single choice, are decided."""
         total = np.zeros(len(rows))
         for table in self.tables[depth]:
-            total += table.of(rows)
+            total += table.costs[tuple(rows[:, column] for column in table.nodes)]
         return total
 
 
-def _minibuckets(tables: Iterable[ColumnTable], depth: Mapping[int, int], axes: int) -> list[ColumnTable]:
+def _minibuckets(tables: Iterable[JointCosts], depth: Mapping[int, int], axes: int) -> list[JointCosts]:
     """Add tables that end with the same column, as far as the sums are not too large."""
-    found: list[ColumnTable] = []
-    for table in sorted(tables, key=lambda each: -len(each.columns)):
+    found: list[JointCosts] = []
+    for table in sorted(tables, key=lambda each: -len(each.nodes)):
         for i, other in enumerate(found):
-            columns = tuple(sorted({*table.columns, *other.columns}, key=depth.__getitem__))
+            columns = tuple(sorted({*table.nodes, *other.nodes}, key=depth.__getitem__))
             if len(columns) * axes <= BITS:
-                found[i] = ColumnTable(columns, other.spread(columns) + table.spread(columns))
+                found[i] = JointCosts(columns, other.spread(columns) + table.spread(columns))
                 break
         else:
             found.append(table)
@@ -220,7 +204,7 @@ class ColumnTerms:
         order = self.order(frozenset(range(len(self.bound.space.columns))) - closed)
         return ColumnElimination.of(self._tables(start, closed, order), order, len(self.bound.mesh.axes))
 
-    def _tables(self, start: Rows, closed: Columns, order: Sequence[int]) -> Iterator[ColumnTable]:
+    def _tables(self, start: Rows, closed: Columns, order: Sequence[int]) -> Iterator[JointCosts]:
         """Yield a table for each set of columns."""
         bound, axes = self.bound, len(self.bound.mesh.axes)
         often = Counter(column for columns in self.terms for column in columns)
@@ -234,7 +218,7 @@ class ColumnTerms:
 
     def _table(
         self, rows: Rows, closed: Columns, scope: tuple[int, ...], is_whole: bool, terms: Sequence[_Terms]
-    ) -> ColumnTable:
+    ) -> JointCosts:
         decided = closed
         for column in scope:
             rows, _ = self.bound.space.extended(rows, column, decided, self.bound.mesh)
@@ -244,7 +228,7 @@ class ColumnTerms:
         found = sum((some.seconds(each, self.step) for some in terms), np.zeros(len(rows)))
         seconds = np.full([1 << len(self.bound.mesh.axes)] * len(scope), np.inf)
         seconds[tuple(rows[:, column] for column in scope)] = found if scope else found[0]
-        return ColumnTable(scope, seconds)
+        return JointCosts(scope, seconds)
 
 
 def _names(*facts: Any) -> Dims:

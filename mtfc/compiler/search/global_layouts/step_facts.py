@@ -56,6 +56,11 @@ SPLIT = 8.0
 DimSets = frozenset[Dims]
 """Sets of dimensions; all dimensions of one set have to be split."""
 
+Sums = Mapping[Value, Collection[Equation]]
+"""Values in which a sum may be completed, with their readers."""
+
+FindKernels = Callable[[CommonProgram, Sums], Iterable[KernelBound]]
+
 
 @attrs.frozen
 class Facts:
@@ -88,9 +93,9 @@ class StepFacts:
     """The facts of an undistributed function.
 
     positions: equations that mix positions, and attention, with the sets of dimensions that replace the equation when split.
-    Enough is known of the replacements of windows (`opdef.Bridge`), and little of those of other ops. recomputes: True if values
-    may be computed again, so that none needs memory for long. has_short_routes: True if sums are followed on the routes of the
-    fewest stops.
+    Enough is known of the replacements of windows (`opdef.Bridge`), and little of those of other ops. recomputes: True if
+    values may be computed again, so that none needs memory for long, and the backward pass need not read those that it
+    computes. has_short_routes: True if sums are followed on the routes of the fewest stops.
     """
 
     function: Function
@@ -166,8 +171,17 @@ class StepFacts:
     def facts(self, split: Dims) -> Facts:
         """Return the facts under layouts that split no dimensions of `mixed` but some of `split`."""
         if split not in self.found:
-            self.found[split] = _facts(self._program_under(split))
+            self.found[split] = _facts(self._program_under(split), self._kernels_again(split))
         return self.found[split]
+
+    def _kernels_again(self, split: Dims) -> FindKernels:
+        """Return what finds the kernels of a program: those of each pass by itself if values may be computed again."""
+        if not self.recomputes:
+            return lambda program, sums: kernel_bounds(program, program.function, sums)
+        free = fused_values(self.function)
+        return lambda _, sums: chain(
+            self._kernels_of(True, (), split, sums), self._kernels_of(False, free, split, sums)
+        )
 
     def _program_under(self, split: Dims) -> CommonProgram:
         """Return the function with the equations that these layouts have in common."""
@@ -196,15 +210,20 @@ class StepFacts:
                 total += divided(kernel.seconds, devices)
         return total
 
-    def _kernels_of(self, is_forward: bool, free: Collection[Value]) -> Iterator[KernelBound]:
-        """Yield the kernels of the forward pass, or all others. free: values that elementwise kernels need not read."""
-        program = self._program_under(self.mixed)
+    def _kernels_of(
+        self, is_forward: bool, free: Collection[Value], split: Dims | None = None, sums: Sums | None = None
+    ) -> Iterator[KernelBound]:
+        """Yield the kernels of the forward pass, or all others. free: values that elementwise kernels need not read.
+
+        split, sums: as in `facts` and `kernel_bounds`; by default all mixed dimensions may be split, and no sums count.
+        """
+        program = self._program_under(self.mixed if split is None else split)
 
         def is_own(eqn: Equation) -> bool:
             return (eqn.stage == "forward") == is_forward
 
         own = attrs.evolve(program, is_common=lambda eqn: program.is_common(eqn) and is_own(eqn))
-        found = kernel_bounds(own, self.function, {}, free=free)
+        found = kernel_bounds(own, self.function, sums or {}, free=free)
         return (each for each in found if is_own(each.equation))
 
     def halos(self, shards: int) -> Mapping[Halo, int]:
@@ -232,11 +251,11 @@ def fused_values(function: Function) -> set[Value]:
     return found
 
 
-def _facts(program: CommonProgram) -> Facts:
+def _facts(program: CommonProgram, find: FindKernels) -> Facts:
     function = program.function
     routes = sum_routes(program)
     readers = {stop.value: stop.readers for route in routes for stop in route.stops}
-    kernels = tuple(kernel_bounds(program, function, readers))
+    kernels = tuple(find(program, readers))
     completing: dict[Value, list[tuple[Term, Term]]] = defaultdict(list)
     for kernel in kernels:
         for value, other in kernel.completing:

@@ -18,7 +18,7 @@ from mtfc.compiler.analysis.equation_names import LayoutTarget, layout_target_na
 from mtfc.compiler.cost.tables.reshard_costs import Numbers
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value
 from mtfc.compiler.ir.printer import shown_layout
-from mtfc.compiler.ir.types import Axes, Layout, Rules, TensorType
+from mtfc.compiler.ir.types import Axes, Layout, Mesh, Rules, TensorType
 from mtfc.compiler.search.per_equation.equation_strategies import Strategy
 from mtfc.compiler.search.solver.assignment_problem import (
     FORBIDDEN,
@@ -60,11 +60,12 @@ class ChoiceEdge:
 
 @attrs.frozen(eq=False)
 class ChoiceNetwork:
-    """The choices of a function. free: equations without operands. Each such equation follows a node that uses its result, and
-    has the placement that the node's option needs.
+    """The choices of a function on a mesh. free: equations without operands. Each such equation follows a node that uses its
+    result, and has the placement that the node's option needs.
     """
 
     function: Function
+    mesh: Mesh
     nodes: Sequence[ChoiceNode]
     edges: Sequence[ChoiceEdge]
     free: Mapping[Equation, tuple[int, Sequence[TensorType]]]

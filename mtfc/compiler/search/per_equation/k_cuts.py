@@ -109,15 +109,15 @@ def search(step: Function, splittable: Collection[str], mesh: Mesh, until: float
         raise NothingFits(
             f"the time ended before all {len(mesh.axes)} cuts were known; a larger --budget or a --mesh with fewer axes may help"
         ) from None
-    bound, is_interrupted = 0.0, False
+    ended = {"is_late": True}
     try:
-        network = counted_network(step, mesh, splittable, PublishedNetwork, until)
-        best = best_layouts(network, None, until)
-        bound, is_interrupted = best.lower_bound, best.is_interrupted
+        best = best_layouts(counted_network(step, mesh, splittable, PublishedNetwork, until), None, until)
+        bound = best.lower_bound
+        ended = {"is_interrupted": best.is_interrupted, "is_late": best.is_late}
     except (TimeoutError, NotFound):
-        pass
+        bound = 0.0
     except KeyboardInterrupt:
-        is_interrupted = True
+        bound, ended = 0.0, {"is_interrupted": True}
     is_least = isclose(found.objective, bound, rel_tol=ROUNDING)
     sent = bound if is_least else found.objective
-    return attrs.evolve(found, objective=sent, lower_bound=min(bound, sent), is_interrupted=is_interrupted)
+    return attrs.evolve(found, objective=sent, lower_bound=min(bound, sent), **ended)

@@ -197,7 +197,7 @@ class NetworkBuilder(ValueNetwork):
         for output in function.outputs:
             self._given(output, ports)
         self._connect(function, 1)
-        return ChoiceNetwork(function, tuple(self.nodes), tuple(self.edges), self.free)
+        return ChoiceNetwork(function, self.mesh, tuple(self.nodes), tuple(self.edges), self.free)
 
     def sums(self, function: Function) -> set[Value]:
         """Return the values that may hold a pending sum."""

@@ -7,7 +7,7 @@ that name one equation, argument or loop's value each.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from math import inf, isclose
 from time import monotonic
 
@@ -18,7 +18,7 @@ from mtfc.compiler.activity import PROGRESS, progress_to
 from mtfc.compiler.analysis.equation_names import layout_target_names
 from mtfc.compiler.cost.device_models import cheapest, inside_kernels, regimes
 from mtfc.compiler.cost.effects.memory import memory_of
-from mtfc.compiler.cost.effects.roofline import EquationTimes, least_dot_seconds
+from mtfc.compiler.cost.effects.roofline import EquationTimes
 from mtfc.compiler.cost.hardware import Device, Hardware, Rate
 from mtfc.compiler.cost.sizes import Numbers, whole
 from mtfc.compiler.cost.tables.reshard_costs import Conversions, seconds_on
@@ -27,6 +27,7 @@ from mtfc.compiler.ir.core import Function, Value
 from mtfc.compiler.ir.types import Layout, Mesh, Rules
 from mtfc.compiler.passes.partition.layout_rules import without_unit_axes
 from mtfc.compiler.search.found import Found, NothingFits, Objective, PricedLayouts, Pricing, memory_text
+from mtfc.compiler.search.global_layouts.step_facts import StepFacts
 from mtfc.compiler.search.per_equation.choice_network import (
     ChoiceNetwork,
     layout_of,
@@ -41,21 +42,6 @@ from mtfc.compiler.search.solver.solve import Solution, solve
 
 RELAXED = 0.6
 """The part of the time for the problem without memory."""
-
-
-@attrs.frozen(eq=False)
-class EquationLayouts:
-    """A layout for each equation, its cost and the lower bound of all, in the unit of the network: seconds, or bytes sent.
-
-    memory: the most bytes that one processor needs at any time, according to the network. is_interrupted: True if
-    `KeyboardInterrupt` ended the search.
-    """
-
-    layout: Layout
-    cost: float
-    lower_bound: float
-    memory: int
-    is_interrupted: bool = False
 
 
 @attrs.frozen
@@ -111,17 +97,17 @@ def fix(network: ChoiceNetwork, name: str, rules: Rules) -> None:
         raise NothingFits(f"no tiling has the layout that is asked for of `{name}`")
 
 
-def best_layouts(network: ChoiceNetwork, memory: float | None, deadline: float) -> EquationLayouts:
+def best_layouts(network: ChoiceNetwork, memory: float | None, deadline: float) -> Found:
     """Return the best layouts that are found before `deadline`, a time of `time.monotonic`, and need at most `memory` bytes.
 
-    Raises `Infeasible` if it is proven that there are none, `NotFound` if none were found.
+    The cost and the bound are in the unit of the network: seconds, or bytes sent. Raises `Infeasible` if it is proven that there
+    are none, and `NotFound` if none were found.
     """
     unit = unit_of(network)
-    problem = to_problem(network, unit, memory, network.function.name)
-    found = solve_with_memory(problem, deadline)
+    found = solve_with_memory(to_problem(network, unit, memory, network.function.name), deadline)
     layout = layout_of_choices(network, found.choices, "tiling")
-    peak = problem.peak(found.choices)
-    return EquationLayouts(layout, found.cost / unit, found.lower_bound / unit, peak, found.is_interrupted)
+    costs = found.cost / unit, found.lower_bound / unit
+    return Found(network.mesh, layout, *costs, 1, found.is_interrupted, found.lower_bound < found.cost)
 
 
 def solve_with_memory(problem: AssignmentProblem, deadline: float) -> Solution:
@@ -176,12 +162,13 @@ TIGHTENED = 3
 class _Answer:
     """The solver's answer for a machine: a solution for each mesh, and a bound for all meshes."""
 
-    found: Sequence[tuple[EquationLayouts, Mesh]]
+    found: Sequence[Found]
     bound: float
     is_interrupted: bool
+    is_late: bool
 
 
-@attrs.frozen
+@attrs.frozen(slots=False)
 class EquationSpace:
     """The layouts of the equations of `step`, an undistributed function, on some meshes of a machine.
 
@@ -227,7 +214,7 @@ class EquationSpace:
             raise KeyboardInterrupt
         smaller = hardware
         for _ in range(TIGHTENED):
-            needed = [pricing(mesh, each.layout).tiled for each, mesh in self._promising(answers[-1])]
+            needed = [pricing(each.mesh, each.layout).tiled for each in self._promising(answers[-1])]
             excess = max(0.0, min(needed, default=0) - hardware.device.memory)
             if not excess or answers[-1].is_interrupted or monotonic() > until:
                 break
@@ -245,35 +232,39 @@ class EquationSpace:
             return attrs.evolve(best, refuted=None, lower_bound=0.0)
         return best
 
+    @cached_property
+    def _facts(self) -> StepFacts:
+        return StepFacts.of(self.step, cheapest(self.hardware.device))
+
     def _ask(self, meshes: Sequence[Mesh], until: float, hardware: Hardware) -> _Answer:
         """Ask the solver for the best layouts on each mesh of a machine."""
         in_bytes, weights = self.objective == "bytes", WEIGHTS[self.objective]
         turns = [(Topology.of(mesh, hardware), each) for mesh in meshes for each in weights]
-        found: list[tuple[EquationLayouts, Mesh]] = []
-        bounds = {
-            mesh: 0.0 if in_bytes else least_dot_seconds(self.step, mesh, hardware.device) for mesh in meshes
-        }
-        is_interrupted = False
+        found: list[Found] = []
+        bounds = {mesh: 0.0 if in_bytes else self._facts.least_seconds(mesh.devices) for mesh in meshes}
+        is_interrupted = is_late = False
         for number, (topology, each) in enumerate(turns):
             mesh, deadline = topology.mesh, monotonic() + (until - monotonic()) / (len(turns) - number)
             try:
                 network = self._network(topology, each, hardware, until)
-                best = _on(network, mesh, hardware, deadline)
+                best = _solved(network, hardware, deadline)
             except Infeasible:
                 bounds[mesh] = inf
                 continue
             except (NotFound, TimeoutError):
+                is_late = True
                 continue
             except KeyboardInterrupt:
                 is_interrupted = True
                 break
+            is_late |= best.is_late
             at_once = topology.at_once if self.objective == "time" else 0
             bounds[mesh] = max(bounds[mesh], best.lower_bound / (1 + each.communication * at_once))
-            found.append((best, mesh))
+            found.append(best)
             is_interrupted = best.is_interrupted
             if is_interrupted:
                 break
-        return _Answer(found, min(bounds.values()), is_interrupted)
+        return _Answer(found, min(bounds.values()), is_interrupted, is_late)
 
     def _network(
         self, topology: Topology, weights: Weights, hardware: Hardware, until: float
@@ -303,10 +294,11 @@ class EquationSpace:
         bound, in_bytes, room = answers[-1].bound, self.objective == "bytes", self.hardware.device.memory
         tried = PricedLayouts(pricing, self.objective, room)
         tried.is_interrupted = any(each.is_interrupted for each in answers)
+        tried.is_late = any(each.is_late for each in answers)
         costs: dict[tuple[Mesh, Layout], float] = {}
-        for best, mesh in (each for answer in answers for each in self._promising(answer)):
-            tried.offer(mesh, best.layout)
-            costs.setdefault((mesh, best.layout), best.cost)
+        for best in (each for answer in answers for each in self._promising(answer)):
+            tried.offer(best.mesh, best.layout)
+            costs.setdefault((best.mesh, best.layout), best.objective)
         others = [*known] if tried.best or unsplit is None or bound == inf else [*known, unsplit]
         for mesh, layout in others:
             tried.offer(mesh, layout)
@@ -324,11 +316,11 @@ class EquationSpace:
         is_refuted = not in_bytes and value < (1 - SMALL) * bound - ROUNDING
         return attrs.evolve(found, objective=shown, refuted=found.layout if is_refuted else None)
 
-    def _promising(self, answer: _Answer) -> Sequence[tuple[EquationLayouts, Mesh]]:
+    def _promising(self, answer: _Answer) -> Sequence[Found]:
         """Return the solutions that are worth compiling."""
         if self.objective == "time":
             return answer.found
-        return sorted(answer.found, key=lambda each: each[0].cost)[:1]
+        return sorted(answer.found, key=lambda each: each.objective)[:1]
 
 
 def of_few_axes(meshes: Sequence[Mesh]) -> list[Mesh]:
@@ -367,12 +359,12 @@ def _optimistic(hardware: Hardware) -> Hardware:
     return attrs.evolve(hardware, device=cheapest(hardware.device), links=tuple(links))
 
 
-def _on(network: ChoiceNetwork, mesh: Mesh, hardware: Hardware, deadline: float) -> EquationLayouts:
+def _solved(network: ChoiceNetwork, hardware: Hardware, deadline: float) -> Found:
     unit, outer = unit_of(network), PROGRESS.get()
 
     def tell(doing: str, cost: float | None, bound: float | None) -> None:
         seconds = [None if each is None else each / unit for each in (cost, bound)]
-        outer(f"mesh {'x'.join(str(size) for _, size in mesh.axes)}: {doing}", *seconds)
+        outer(f"mesh {'x'.join(str(size) for _, size in network.mesh.axes)}: {doing}", *seconds)
 
     with progress_to(tell):
         return best_layouts(network, hardware.device.memory, deadline)

@@ -7,16 +7,15 @@ same if some dimension could be split (section 4.5), since a step in which every
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Collection, Iterator
+from itertools import chain, product
 from math import inf
 
 from mtfc.compiler.cost.tables.reshard_costs import Conversions
 from mtfc.compiler.ir.collective_def import ReshardStep
 from mtfc.compiler.ir.core import Equation, Function, Value
-from mtfc.compiler.ir.opdef import LayoutRule
 from mtfc.compiler.ir.ops import OPS
-from mtfc.compiler.ir.types import Axes, Dim, Mesh
+from mtfc.compiler.ir.types import Mesh
 from mtfc.compiler.search.per_equation.choice_network import ChoiceNetwork
 from mtfc.compiler.search.per_equation.equation_strategies import Strategy, divides, iteration_space
 from mtfc.compiler.search.per_equation.network_builder import NetworkBuilder
@@ -31,7 +30,9 @@ class DividedNetwork(NetworkBuilder):
         for each in super().strategies(eqn, pending):
             used = {*chain.from_iterable(each.layout.values()), *each.passed}
             unused = [axis for axis, size in self.mesh.axes if size > 1 and axis not in used]
-            if not any(_has_room(eqn, rule, dims, each.layout, axis, self.mesh) for axis in unused):
+            room = product(dims, unused)
+            more = ({**each.layout, dim.name: (*each.layout.get(dim.name, ()), axis)} for dim, axis in room)
+            if not any(divides(eqn, rule, dims, layout, self.mesh) for layout in more):
                 yield each
 
 
@@ -40,19 +41,6 @@ class PublishedNetwork(DividedNetwork):
 
     def sums(self, function: Function) -> set[Value]:
         return set()
-
-
-def _has_room(
-    eqn: Equation,
-    rule: LayoutRule,
-    dims: Sequence[Dim],
-    layout: Mapping[str, Axes],
-    axis: str,
-    mesh: Mesh,
-) -> bool:
-    """Return True if some dimension could be split over one more axis."""
-    more = ({**layout, dim.name: (*layout.get(dim.name, ()), axis)} for dim in dims)
-    return any(divides(eqn, rule, dims, each, mesh) for each in more)
 
 
 def counted_network(

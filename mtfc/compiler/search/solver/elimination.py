@@ -12,9 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from math import prod
+from typing import Any
 
 import attrs
 import numpy as np
+from numpy.typing import NDArray
 
 from mtfc.compiler.search.solver.assignment_problem import FORBIDDEN, Integers
 from mtfc.compiler.search.solver.exact import ExactOutcome
@@ -29,12 +31,12 @@ MOST = 1 << 27
 
 @attrs.frozen(eq=False)
 class JointCosts:
-    """The costs of some nodes together: [strategy of each of `nodes`]."""
+    """The costs of some nodes together: [choice of each of `nodes`]."""
 
     nodes: tuple[int, ...]
-    costs: Integers
+    costs: NDArray[Any]
 
-    def spread(self, names: Sequence[int]) -> Integers:
+    def spread(self, names: Sequence[int]) -> NDArray[Any]:
         """Return the costs with an axis for each of `names`, of size 1 for nodes that are not in the table."""
         order = sorted(range(len(self.nodes)), key=lambda i: names.index(self.nodes[i]))
         sizes = dict(zip(self.nodes, self.costs.shape, strict=True))

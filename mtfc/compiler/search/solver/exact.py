@@ -75,6 +75,8 @@ def _first_rows(network: ReducibleNetwork) -> Integers:
 
 
 def _program(network: ReducibleNetwork) -> _Program:
+    from scipy.sparse import csr_array
+
     nodes = sorted(network.nodes)
     counts = [len(network.costs[node]) for node in nodes]
     starts = np.cumsum([0, *counts])
@@ -91,7 +93,13 @@ def _program(network: ReducibleNetwork) -> _Program:
                     parts += _marginal(rows, columns, place, first[end], len(network.costs[end]))
                     rows += len(network.costs[end])
                 columns += len(places[0])
-    return _assembled(first, int(starts[-1]), costs, parts, len(nodes), (rows, columns))
+    entries = tuple(np.concatenate([part[key] for part in parts]) for key in range(3))
+    cost = np.concatenate(costs).astype(float)
+    right = np.zeros(rows)
+    right[: len(nodes)] = 1
+    scaled = cost * (LARGEST_COST / max(cost.max(initial=0), 1.0))
+    equal = csr_array((entries[2], entries[:2]), shape=(rows, columns))
+    return _Program(first, int(starts[-1]), scaled, equal, right)
 
 
 def _marginal(row: int, column: int, place: Integers, first: int, count: int) -> list[tuple[Any, Any, Any]]:
@@ -99,24 +107,6 @@ def _marginal(row: int, column: int, place: Integers, first: int, count: int) ->
     pairs = (row + place, column + np.arange(len(place)), np.ones(len(place)))
     single = (row + np.arange(count), first + np.arange(count), -np.ones(count))
     return [pairs, single]
-
-
-def _assembled(
-    first: dict[int, int],
-    integral: int,
-    costs: list[Any],
-    parts: list[Any],
-    ones: int,
-    shape: tuple[int, int],
-) -> _Program:
-    from scipy.sparse import csr_array
-
-    rows, columns, values = (np.concatenate([part[key] for part in parts]) for key in range(3))
-    cost = np.concatenate(costs).astype(float)
-    right = np.zeros(shape[0])
-    right[:ones] = 1
-    scaled = cost * (LARGEST_COST / max(cost.max(initial=0), 1.0))
-    return _Program(first, integral, scaled, csr_array((values, (rows, columns)), shape=shape), right)
 
 
 def _memory(network: ReducibleNetwork, program: _Program, rows: Integers) -> Any:

@@ -257,7 +257,7 @@ def core(
     inside: Booleans | None = None,
 ) -> ReducibleNetwork:
     """Return a copy of a network with strategies and pairs of at most `most` excess, `inside` a region, and those of
-    `choices`.
+    `choices`. Other pairs are forbidden.
     """
     small = network.copy()
     nodes, first = arrays.nodes.tolist(), arrays.first
@@ -269,33 +269,19 @@ def core(
         kept = allowed[first[index] : first[index + 1]]
         if not kept.all():
             small.keep(node, np.flatnonzero(kept))
-    for index, node in enumerate(nodes):
-        for arc in range(arrays.arcs[index], arrays.arcs[index + 1]):
-            other = int(arrays.head[arc])
-            if other > index:
-                table = _restricted(arrays, certificate, choices, most, allowed, index, arc)
-                small.tables[node][nodes[other]], small.tables[nodes[other]][node] = table, table.T
+    owner = np.repeat(np.arange(arrays.size), np.diff(arrays.arcs))
+    for arc in np.flatnonzero(owner < arrays.head).tolist():
+        pair = int(owner[arc]), int(arrays.head[arc])
+        ends = [slice(first[i], first[i + 1]) for i in pair]
+        shape = [end.stop - end.start for end in ends]
+        entries = slice(arrays.table[arc], arrays.table[arc] + shape[0] * shape[1])
+        dropped = (certificate.pair_excess[entries] > most).reshape(shape)
+        dropped[choices[pair[0]], choices[pair[1]]] = False
+        costs = np.where(dropped, FORBIDDEN, arrays.pair_cost[entries].reshape(shape))
+        table = costs[np.ix_(*(allowed[end] for end in ends))]
+        node, other = (nodes[i] for i in pair)
+        small.tables[node][other], small.tables[other][node] = table, table.T
     return small
-
-
-def _restricted(
-    arrays: NetworkArrays,
-    certificate: BoundCertificate,
-    choices: Integers,
-    most: int,
-    allowed: Booleans,
-    node: int,
-    arc: int,
-) -> Integers:
-    """Return the table of an arc, with allowed strategies only, in which pairs of more excess are forbidden."""
-    other, start = arrays.head[arc], arrays.table[arc]
-    ends = [slice(arrays.first[end], arrays.first[end + 1]) for end in (node, other)]
-    shape = [end.stop - end.start for end in ends]
-    dropped = (certificate.pair_excess[start : start + shape[0] * shape[1]] > most).reshape(shape)
-    dropped[choices[node], choices[other]] = False
-    table = arrays.pair_cost[start : start + shape[0] * shape[1]].reshape(shape)
-    restricted: Integers = np.where(dropped, FORBIDDEN, table)[np.ix_(allowed[ends[0]], allowed[ends[1]])]
-    return restricted
 
 
 NODES = 3
