@@ -160,14 +160,6 @@ def joined_iterations(eqn: Equation) -> Function:
     return new.function(whole, body)
 
 
-def executed(body: Iterable[Equation], times: int = 1) -> Iterator[tuple[Equation, int]]:
-    """Yield every equation, also of loops' bodies, with the number of its executions."""
-    for eqn in body:
-        yield eqn, times
-        for region in eqn.regions:
-            yield from executed(region.body, times * dim_of(eqn).size)
-
-
 def make_loop(
     names: Names, region: Function, operands: Sequence[Value], like: Equation, results: Sequence[Value] = ()
 ) -> Equation:
