@@ -79,9 +79,6 @@ class BatchIterator:
             )
         return cls(iterator, order)
 
-    def __iter__(self) -> Iterator[dict[str, Array]]:
-        return self
-
     def __next__(self) -> dict[str, Array]:
         return dict(next(self.iterator))
 
@@ -285,9 +282,6 @@ class UserSteps:
         self._own: Any = None
         self._items: Iterator[Any] | None = None
         self._stateful: Any = None
-
-    def __iter__(self) -> Iterator[dict[str, Array]]:
-        return self
 
     def __next__(self) -> dict[str, Array]:
         return stacked([self._batch() for _ in range(self._source.accumulate)])
