@@ -22,7 +22,7 @@ from functools import lru_cache, partial
 from hashlib import shake_128
 from itertools import accumulate
 from threading import Thread
-from typing import Any
+from typing import Any, ClassVar
 from zlib import crc32
 
 import attrs
@@ -206,10 +206,8 @@ class UserSource:
     accumulate: int = 1
     takes_rest: bool = False
 
-    @property
-    def steps_per_epoch(self) -> None:
-        """Unknown: the function may make batches without end."""
-        return None
+    steps_per_epoch: ClassVar[None] = None
+    """Unknown: the function may make batches without end."""
 
     def description(self) -> str:
         return f"{self.name}: batches of a function"
