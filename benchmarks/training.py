@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
 from statistics import median
@@ -25,6 +25,7 @@ from benchmarks.figures import Figure
 from mtfc.backends.common import allocator
 from mtfc.driver.data.array_files import About
 from mtfc.driver.training.checkpoints import Checkpoints, Saving, kinds
+from mtfc.driver.training.data_interface import BatchIterator
 from mtfc.driver.training.data_sources import open_source
 from mtfc.driver.training.loop import Schedule, TrainLoop
 from mtfc.driver.training.metrics import JsonLines, Lines, Sink, Throughput
@@ -109,27 +110,17 @@ def program(source: str, layout: str = "alone") -> JaxProgram:
 # The loop
 
 
-@attrs.define
-class TimedBatches:
+@attrs.frozen(eq=False)
+class TimedBatches(BatchIterator):
     """Batches of a source, and the seconds that each one was waited for."""
 
-    batches: Any
     waits: list[float] = attrs.field(factory=list)
 
     def __next__(self) -> dict[str, Any]:
         start = time.perf_counter()
-        batch = next(self.batches)
+        batch = super().__next__()
         self.waits.append(time.perf_counter() - start)
-        return dict(batch)
-
-    def state(self) -> Mapping[str, Any]:
-        return dict(self.batches.state())
-
-    def checksum(self) -> int:
-        return 0
-
-    def close(self) -> None:
-        self.batches.close()
+        return batch
 
 
 def loops() -> Iterator[Figure]:
@@ -168,7 +159,8 @@ def trained(on_device: JaxProgram, folder: Path) -> tuple[float, list[float]]:
     """Return the seconds of a step of `mtfc train`, after the first, and the seconds that each batch was waited for."""
     compiled = mtfc.compile_text(NETWORK, layout="alone")
     source = open_source(str(folder / "data.npz"), compiled.program)
-    batches = TimedBatches(source.batches(on_device.share, 0))
+    read = source.batches(on_device.share, 0)
+    batches = TimedBatches(read.iterator, read.order)
     sinks: list[Sink] = [
         JsonLines.open(folder / "metrics.jsonl", 0),
         Lines(StringIO(), STEPS + 1, max(1, STEPS // 20)),

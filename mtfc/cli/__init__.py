@@ -9,33 +9,46 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 
 from mtfc.driver.errors import INTERRUPTED
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with the given arguments, by default those of the process, and return the exit status."""
+    given = sys.argv[1:] if arguments is None else arguments
     try:
-        if arguments is None and sys.argv[1:2] == ["train"]:
-            _let_sigterm_interrupt()
-        from mtfc.cli.command import main as command
+        with _sigterm_interrupts() if list(given[:1]) == ["train"] else nullcontext():
+            from mtfc.cli.command import main as command
 
-        if arguments is not None:
-            return command(arguments)
-        # a compilation makes many objects and drops few: collect garbage rarely
-        gc.set_threshold(100_000, 50, 100)
-        status = command(sys.argv[1:])
-        # the process ends: Python need not search all objects for garbage a last time
-        gc.freeze()
-        return status
+            if arguments is not None:
+                return command(arguments)
+            # a compilation makes many objects and drops few: collect garbage rarely
+            gc.set_threshold(100_000, 50, 100)
+            status = command(given)
+            # the process ends: Python need not search all objects for garbage a last time
+            gc.freeze()
+            return status
     except KeyboardInterrupt:  # during imports, or while options are parsed
         print("mtfc: interrupted", file=sys.stderr)
         return INTERRUPTED
 
 
-def _let_sigterm_interrupt() -> None:
-    """Let SIGTERM during imports end the process as Ctrl-C does; a cluster sends it. Training has a handler of its own."""
-    import signal
+@contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """Let SIGTERM end the block as Ctrl-C does; a cluster sends it. During the steps training has a handler of its own.
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    Only the main thread can have handlers.
+    """
+    import signal
+    from threading import current_thread, main_thread
+
+    if current_thread() is not main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

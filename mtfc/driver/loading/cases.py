@@ -1,4 +1,4 @@
-"""What stands in the place of a layout: a layout of several meshes, or a placement, for the commands that take either."""
+"""Layouts of several meshes and placements in the place of a layout, for the commands that take either."""
 
 from __future__ import annotations
 

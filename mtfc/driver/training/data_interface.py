@@ -22,7 +22,7 @@ from functools import lru_cache, partial
 from hashlib import shake_128
 from itertools import accumulate
 from threading import Thread
-from typing import Any
+from typing import Any, ClassVar
 from zlib import crc32
 
 import attrs
@@ -78,9 +78,6 @@ class BatchIterator:
                 f"{name}: the data has changed since the checkpoint ({found}): reading starts at its first step"
             )
         return cls(iterator, order)
-
-    def __iter__(self) -> Iterator[dict[str, Array]]:
-        return self
 
     def __next__(self) -> dict[str, Array]:
         return dict(next(self.iterator))
@@ -209,10 +206,8 @@ class UserSource:
     accumulate: int = 1
     takes_rest: bool = False
 
-    @property
-    def steps_per_epoch(self) -> None:
-        """Unknown: the function may make batches without end."""
-        return None
+    steps_per_epoch: ClassVar[None] = None
+    """Unknown: the function may make batches without end."""
 
     def description(self) -> str:
         return f"{self.name}: batches of a function"
@@ -285,9 +280,6 @@ class UserSteps:
         self._own: Any = None
         self._items: Iterator[Any] | None = None
         self._stateful: Any = None
-
-    def __iter__(self) -> Iterator[dict[str, Array]]:
-        return self
 
     def __next__(self) -> dict[str, Array]:
         return stacked([self._batch() for _ in range(self._source.accumulate)])

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 import numpy as np
@@ -96,7 +96,7 @@ def open_source(
     if whole_documents and isinstance(source, PackedSource):
         source = _of_whole_documents(source)
     if takes_rest:
-        source.check_end()
+        source.order(None)  # a mixture has no end
         if not isinstance(source, FileSource) or source.examples.count:
             return source
     return source.checked() if isinstance(source, FileSource) else source
@@ -341,10 +341,6 @@ class FileSource:
         order = ExampleOrder(self.examples.count, None)
         return attrs.evolve(self, inputs=inputs)._batch(share, order, self.whole_steps)
 
-    def check_end(self) -> None:
-        """Raise `UsageError` if the examples have no end."""
-        self.mixture.order(None)
-
     def checked(self) -> FileSource:
         """Return this source. Raises `UsageError` if it has too few examples for one step."""
         if self.steps_per_epoch == 0:
@@ -370,7 +366,7 @@ class FileSource:
 
     def batches(self, share: Share, seed: int | None, start: Position | None = None) -> BatchIterator:
         grain = import_package("grain", "grain")
-        reads = partial(self._step, share, self._order(seed))
+        reads = partial(self._step, share, self.order(seed))
         steps = self.steps_per_epoch if seed is None else sys.maxsize
         options = grain.ReadOptions(num_threads=THREADS, prefetch_buffer_size=AHEAD)
         iterator = iter(grain.MapDataset.range(steps).map(reads).to_iter_dataset(options))
@@ -378,12 +374,13 @@ class FileSource:
         order |= {**self.mixture.identity, **self.identity}
         return BatchIterator.at(iterator, order, start, self.examples.name)
 
-    def _order(self, seed: int | None) -> Order:
+    def order(self, seed: int | None) -> Order:
+        """Return the order of the examples. Raises `UsageError` for a mixture without a seed, which has no end."""
         return self.mixture.order(seed, self.whole_steps * self.per_step)
 
     def places(self, position: Position, seed: int | None) -> str:
         step = position["iterator"]["next_index"] - 1
-        numbers = self._order(seed).numbers(step * self.per_step + np.arange(self.per_step))
+        numbers = self.order(seed).numbers(step * self.per_step + np.arange(self.per_step))
         for each in self.inputs:
             has_rows = each.name not in self.examples.constants and each.rows == self.examples.dim.size
             if each.type.dtype in FLOATS and has_rows:
@@ -490,18 +487,12 @@ class PackedSource:
     documents: Documents
     inputs: Sequence[DataInput]
     accumulate: int
-    orders: Callable[[int | None], Order]
+    order: Callable[[int | None], Order]
     identity: Mapping[str, Any]
     is_whole: bool = False
 
-    @property
-    def steps_per_epoch(self) -> None:
-        """Unknown: the documents would have to be read."""
-        return None
-
-    def check_end(self) -> None:
-        """Raise `UsageError` if the documents have no end."""
-        self.orders(None)
+    steps_per_epoch: ClassVar[None] = None
+    """Unknown: the documents would have to be read."""
 
     @property
     def rows(self) -> int:
@@ -518,7 +509,7 @@ class PackedSource:
         name, length = self.documents.input.name, self.documents.input.shape[1]
         numbers = grain.MapDataset.range(self.documents.count if seed is None else sys.maxsize)
         documents = (
-            numbers.map(partial(self._document, self.orders(seed)))
+            numbers.map(partial(self._document, self.order(seed)))
             .filter(lambda document: bool(document[name].size))
             .to_iter_dataset(grain.ReadOptions(num_threads=THREADS, prefetch_buffer_size=8 * THREADS))
         )
@@ -540,7 +531,7 @@ class PackedSource:
         return BatchIterator.at(iterator, {**self.identity, "seed": seed}, start, self.name)
 
     def places(self, position: Position, seed: int | None) -> str:
-        number = self._number(self.orders(seed), _next_document(position["iterator"]))
+        number = self._number(self.order(seed), _next_document(position["iterator"]))
         return f"rows of packed documents, up to about {self.documents.place(number)}"
 
     def _document(self, order: Order, position: int) -> dict[str, Array]:

@@ -147,19 +147,6 @@ def _handlers(stop: Stop) -> Iterator[None]:
         writing.close()  # the thread that reads ends
 
 
-@contextmanager
-def sigterm_interrupts() -> Iterator[None]:
-    """Let SIGTERM end the block as Ctrl-C does: before and after the steps nothing has to be saved."""
-    if current_thread() is not main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def _stopping() -> list[int]:
     """Return the signals that stop a run: Ctrl-C, SIGTERM, and the end of its terminal unless `nohup` hides that."""
     hangup = [signal.SIGHUP] if hasattr(signal, "SIGHUP") else []  # not on Windows

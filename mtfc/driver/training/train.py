@@ -50,7 +50,7 @@ from mtfc.driver.training.metrics import (
 )
 from mtfc.driver.training.run_folder import PARTS, Mirror, RunLock
 from mtfc.driver.training.same_run import check_same, facts_of, program_fingerprint, train_entries
-from mtfc.driver.training.signals import Stop, Stopped, sigterm_interrupts, stop_by_signal
+from mtfc.driver.training.signals import Stop, Stopped, stop_by_signal
 from mtfc.reports.training_report import Prediction, TrainingStep, TrainingSummary
 
 if TYPE_CHECKING:
@@ -90,11 +90,6 @@ def train(options: TrainOptions, sources: Sources, to: TextIO | None) -> Finishe
     to: the stream for lines about steps; None prints none. A terminal on standard error shows a progress bar instead.
     """
     options.check()
-    with sigterm_interrupts():
-        return _trained(options, sources, to)
-
-
-def _trained(options: TrainOptions, sources: Sources, to: TextIO | None) -> FinishedTraining:
     selection = select(options.file, options.choice, sources, or_placement=True, or_multi_mesh=True)
     program, case = selection.program, selection.case
     check_hosts(case, options.hosts)
