@@ -50,7 +50,7 @@ def run(options: Options) -> None:
 def _show_machines(options: Options) -> None:
     """Print the machines that `--target` can name."""
     from mtfc.driver.simulate import machines
-    from mtfc.reports.machines_report import machines_json, machines_text
+    from mtfc.reports.step_report import machines_json, machines_text
 
     found = machines(options.file, options.choice, options.sources)
     options.print(lambda: machines_json(found), lambda: machines_text(found))

@@ -28,7 +28,7 @@ from mtfc.compiler.passes.pipelines import (
     within_memory,
 )
 from mtfc.compiler.passes.recompute import Recompute
-from mtfc.driver.errors import UsageError
+from mtfc.driver.errors import UsageError, raised_as
 from mtfc.driver.loading.cases import MultiMeshCase, PlacementCase
 from mtfc.driver.loading.ir_files import is_ir, read_ir
 from mtfc.driver.loading.memory_limit import limit_of, run_limited
@@ -89,10 +89,8 @@ def emit(options: CompileOptions, sources: Sources, show: Callable[[PassRecord],
     if options.emit not in IR_KINDS and not lowers:
         raise UsageError(f"--emit {options.emit} needs all passes, and these end before lower-collectives")
     observers = _observers(options, program, passes, show)
-    try:
+    with raised_as(UsageError, "--passes: these cannot run in this order", PipelineError):
         program = run_limited(program, passes, observers, level)
-    except PipelineError as error:
-        raise UsageError(f"--passes: these cannot run in this order: {error}") from error
     if options.emit in IR_KINDS:
         return Emitted(options.emit, program, print_program(program, options.locations))
     with doing(f"making {options.emit}"):
@@ -170,10 +168,8 @@ def _passes(
 ) -> tuple[Pass, ...]:
     """Return the given passes, or those that the kind still needs, up to `--stop-after`. Raises `UsageError`."""
     if options.passes is not None:
-        try:
+        with raised_as(UsageError, "--passes", PipelineError):
             passes = parse_pipeline(options.passes)
-        except PipelineError as error:
-            raise UsageError(f"--passes: {error}") from None
     else:
         passes = _rest(PIPELINES.get(options.emit, default_pipeline()), program, level)
     if limit is not None and (level == "lowered" or any(each.level == "lowered" for each in passes)):

@@ -16,7 +16,6 @@ from mtfc.compiler.activity import each_of
 from mtfc.compiler.analysis.attention_forms import refusals
 from mtfc.compiler.analysis.equation_names import names_by_place
 from mtfc.compiler.analysis.provenance import SentArray, sent_arrays
-from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.cost.volumes import PlacedCost, layout_cost
 from mtfc.compiler.ir.core import Function, Program
 from mtfc.compiler.ir.types import Layout
@@ -29,8 +28,6 @@ from mtfc.driver.loading.selection import LayoutOnMesh, Selection, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.loading.target import check_room, target_of
 from mtfc.meshes.multi_mesh_cost import MultiMeshCost, multi_mesh_cost
-from mtfc.meshes.multi_mesh_program import MultiMeshProgram
-from mtfc.meshes.multi_mesh_step import multi_mesh_step
 from mtfc.reports.cost_report import (
     LayoutFormulas,
     comparison,
@@ -146,7 +143,7 @@ def diff(
             if hardware is not None and target is not None:
                 check_room(hardware, case.mesh, target)
             if isinstance(case, MultiMeshCase):
-                priced.append(_on_meshes(case.program(selection.program), hardware))
+                priced.append(ComparedLayout.of_meshes(case.program(selection.program), hardware))
                 continue
             case = case if hardware is None else case.on(hardware)
             program = attrs.evolve(case, layout=_distinct(case.layout, priced)).lower(selection.program)
@@ -155,12 +152,6 @@ def diff(
         raise UsageError(f"{file} has no two layouts to compare: say --layout A --layout B")
     one, other = priced
     return difference_of(one, other, one.hardware.caveat if one.hardware else ())
-
-
-def _on_meshes(program: MultiMeshProgram, hardware: Hardware | None) -> ComparedLayout:
-    if hardware is None:
-        return ComparedLayout.of_meshes(multi_mesh_cost(program))
-    return ComparedLayout.of_step(multi_mesh_step(program, hardware), hardware)
 
 
 def _distinct(layout: Layout, before: list[ComparedLayout]) -> Layout:

@@ -21,7 +21,7 @@ from mtfc.driver.cost import sent_under
 from mtfc.driver.data.array_files import CHECKPOINTS, remote_steps, steps_in
 from mtfc.driver.data.files import RemoteFolder, is_remote, write_text
 from mtfc.driver.draw import drawn
-from mtfc.driver.errors import UsageError, reason_of
+from mtfc.driver.errors import UsageError, raised_as, reason_of
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import UNDISTRIBUTED, Case, LayoutOnMesh, Selection, say_left_out, select
 from mtfc.driver.loading.sources import Sources, known_as
@@ -339,10 +339,8 @@ def _remote_run(url: str) -> tuple[str, str, str, Sequence[int]]:
     parts = [remote.read(each) or b"" for each in figures_in(names)]
     if not parts:
         raise UsageError(f"{url} has no figures of steps: {NAME_A_RUN}")
-    try:
+    with raised_as(UsageError, f"cannot read the figures in {url}", UnicodeDecodeError):
         text = b"".join(parts).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"cannot read the figures in {url}: {error}") from None
     return remote.url.rpartition("/")[2], f"the figures in {remote.url}", text, remote_steps(names)
 
 

@@ -87,9 +87,14 @@ def simulate_case(
     sources: Sources,
     measured: bool = False,
 ) -> SimulatedPlacement | SimulatedMeshes:
-    """Simulate a step under a placement or a layout of several meshes. machines: those of the file. Raises `CompileError`."""
+    """Simulate a step under a placement or a layout of several meshes. machines: those of the file.
+
+    Raises `CompileError` if devices are missing (E316).
+    """
     if isinstance(case, MultiMeshCase):
-        return simulate_multi_mesh(case, program, target_of(target, machines, sources), target)
+        hardware = target_of(target, machines, sources)
+        check_room(hardware, case.mesh, target, "the meshes have")
+        return SimulatedMeshes.of(multi_mesh_step(case.program(program), hardware), hardware)
     machine = machine_of(target, machines, sources)
     return simulate_placement(case.placement, program, machine, target, measured)
 
@@ -98,14 +103,6 @@ def _for_servers(case: LayoutOnMesh) -> LayoutOnMesh:
     """Return a layout whose program sums the gradients of all layers after the backward pass, where servers take them."""
     forms = attrs.evolve(case.layout.forms, sums="after")
     return attrs.evolve(case, layout=attrs.evolve(case.layout, forms=forms))
-
-
-def simulate_multi_mesh(
-    case: MultiMeshCase, program: Program, hardware: Hardware, target: str
-) -> SimulatedMeshes:
-    """Simulate a step under a layout of several meshes. Raises `CompileError` if devices are missing (E316)."""
-    check_room(hardware, case.mesh, target, "the meshes have")
-    return SimulatedMeshes.of(multi_mesh_step(case.program(program), hardware), hardware)
 
 
 def simulate_program(program: Program, hardware: Hardware, target: str) -> SimulatedLayout:

@@ -316,9 +316,6 @@ class Completion:
             words[words.index("on") + 1] if "on" in words[:-1] else next(iter(self.file.symbols["mesh"]), "")
         )
 
-    def words_of_form(self) -> Items:
-        return map(_keyword, FORMS.get(next((token.text for token in self.entry()), ""), ()))
-
     def in_forms(self) -> bool:
         """Return True in the section `forms` of a layout."""
         before = self.bracket.before[-2:] if self.bracket and self.bracket.text == "{" else []
@@ -427,9 +424,6 @@ class Completion:
     def statement_start(self) -> Items:
         yield from map(self._snippet, STATEMENTS)
         yield from self._values()
-
-    def declaration_start(self) -> Items:
-        return map(self._snippet, DECLARATIONS)
 
     def _values(self) -> Items:
         """Yield the values of the body around the cursor."""
@@ -561,7 +555,10 @@ PLACES: tuple[tuple[Fits, Names], ...] = (
     (lambda at: at.cursor.keyword == "import", Completion.modules),
     (lambda at: "." in at.cursor.word, Completion.of_module),
     (lambda at: at.is_in("layout") and at.after("allow"), lambda at: _items(OF_LAYOUTS, CompletionItemKind.Constant, "warning")),
-    (lambda at: at.is_in("layout") and at.in_forms() and at.after(":"), Completion.words_of_form),
+    (
+        lambda at: at.is_in("layout") and at.in_forms() and at.after(":"),
+        lambda at: map(_keyword, FORMS.get(next((token.text for token in at.entry()), ""), ())),
+    ),
     (lambda at: at.is_in("layout") and at.in_forms(), lambda at: map(_keyword, FORMS)),
     (lambda at: at.is_in("layout") and _in_layout_value(at), Completion.axes),
     (lambda at: at.is_in("layout"), Completion.layout_entries),
@@ -596,7 +593,7 @@ PLACES: tuple[tuple[Fits, Names], ...] = (
     (lambda at: at.in_generics(), Completion.dims),
     (lambda at: at.after(":"), Completion.type_start),
     (lambda at: at.after("=") and [t.text for t in at.cursor.statement][:1] == ["param"], Completion.initializers),
-    (lambda at: not at.cursor.statement and not at.cursor.brackets, Completion.declaration_start),
+    (lambda at: not at.cursor.statement and not at.cursor.brackets, lambda at: map(at._snippet, DECLARATIONS)),
     (lambda at: not at.cursor.statement, Completion.statement_start),
     (lambda at: bool(at.cursor.brackets), Completion.expression),
 )  # fmt: skip

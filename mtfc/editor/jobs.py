@@ -132,10 +132,6 @@ class FiguresQueue:
             _, since, task = self._asked
             asyncio.get_running_loop().call_later(max(0.0, since + PATIENCE - time.monotonic()), task.cancel)
 
-    def get(self, file: str, case: Case) -> CaseFigures | None:
-        """Return the figures of a case if they are known for the current text."""
-        return self.of_file(file).get(case)
-
     def of_file(self, file: str) -> dict[Case, CaseFigures]:
         """Return all figures that are known for the current text."""
         done = self._wishes[file].done if file in self._wishes else {}

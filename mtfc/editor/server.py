@@ -223,8 +223,8 @@ class Server(LanguageServer):
         """Return the figures of cases for the text of a view; those that are not known in time are missing."""
         self._want(view.buffer.uri, view.buffer.text)
         await self.figures.wait(view.buffer.file, cases, seconds)
-        found = (self.figures.get(view.buffer.file, case) for case in cases)
-        return [each for each in found if each is not None]
+        known = self.figures.of_file(view.buffer.file)
+        return [known[case] for case in cases if case in known]
 
     def chosen_cases(self, view: View) -> list[Case]:
         return [(model, self.chosen_layout(view.file, model)) for model in view.file.symbols["model"]]

@@ -21,8 +21,9 @@ from mtfc.compiler.cost.volumes import Charge, PlacedCost, layout_cost, total
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import bytes_text
-from mtfc.meshes.multi_mesh_cost import MultiMeshCost, Travel
-from mtfc.meshes.multi_mesh_step import MultiMeshStep
+from mtfc.meshes.multi_mesh_cost import Travel, multi_mesh_cost
+from mtfc.meshes.multi_mesh_program import MultiMeshProgram
+from mtfc.meshes.multi_mesh_step import MultiMeshStep, multi_mesh_step
 from mtfc.reports.cost_report import LineCost, line_costs, transfers
 from mtfc.reports.source_lines import Line, fitted, line_of, place_text, source_text
 from mtfc.reports.step_report import seconds_text
@@ -87,14 +88,17 @@ class ComparedLayout:
         return cls((cost,), seconds, hardware)
 
     @classmethod
-    def of_meshes(cls, cost: MultiMeshCost) -> ComparedLayout:
-        """Return the cost of a layout of several meshes."""
+    def of_meshes(cls, program: MultiMeshProgram, hardware: Hardware | None = None) -> ComparedLayout:
+        """Return the cost of a program on several meshes, and on a machine the seconds of its step."""
+        if hardware is not None:
+            return cls.of_step(multi_mesh_step(program, hardware), hardware)
+        cost = multi_mesh_cost(program)
         return cls(cost.meshes, travels=cost.travels)
 
     @classmethod
     def of_step(cls, step: MultiMeshStep, hardware: Hardware) -> ComparedLayout:
         """Return the cost of a layout of several meshes with the seconds of its step on a machine."""
-        return attrs.evolve(cls.of_meshes(step.cost), seconds=step.mean_seconds, hardware=hardware)
+        return cls(step.cost.meshes, step.mean_seconds, hardware, step.cost.travels)
 
     @property
     def cost(self) -> PlacedCost:

@@ -44,6 +44,7 @@ from mtfc.frontend.jaxpr.user_lines import definition
 from mtfc.frontend.layout_options import parse_layout, parse_mesh
 from mtfc.frontend.layouts.legality import check_layout
 from mtfc.frontend.syntax.parser import parse
+from mtfc.reports.table import aligned
 
 if TYPE_CHECKING:
     from mtfc.compiler.search.found import Found
@@ -99,8 +100,7 @@ class ImportedProgram:
             axes = (" x ".join(f"{dim.name} {dim.size}" for dim in dims) or "1" for dims in leaf.dims)
             where = place(flat, leaf.path) if leaf.path else leaf.name
             rows.append((where, leaf.role, leaf.dtype, ", ".join(axes)))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+        return "\n".join(aligned(rows, indent=""))
 
     def ir(self) -> str:
         """Return the program as IR text."""

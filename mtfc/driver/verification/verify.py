@@ -182,12 +182,9 @@ class VerifiedModel:
 
     def exact_check(self) -> checks.Check:
         """Return the exact check of the gradients, of each layout and of each placement."""
-        selection, seed = self.selection, self.options.seed
-
-        def run() -> Iterator[CheckResult]:
-            placements = _placements(selection)
-            return exact_cases(selection.program, selection.cases, seed, selection.multi_mesh, placements)
-
+        chosen = self.selection
+        given = chosen.program, chosen.cases, self.options.seed, chosen.multi_mesh, _placements(chosen)
+        run = partial(exact_cases, *given)
         return self._check(f"exact check of {self.name}", ExactCase(self.name, "exact check"), run)
 
     def step_check(self, sources: Sources) -> checks.Check:
