@@ -18,11 +18,9 @@ from mtfc.compiler.passes.pipelines import PASSES, default_pipeline
 from mtfc.driver.help_pages import grouped, topics
 from mtfc.driver.jax_functions.xla_faults import FAULTS
 from mtfc.driver.layout_advice import predictor
-from mtfc.frontend import codes
 from mtfc.frontend.check import check
 from mtfc.frontend.semantics.bodies.expressions import OPERATORS, SIGNS
 from mtfc.frontend.semantics.calls.builtin_calls import BUILTINS
-from mtfc.frontend.syntax import syntax_errors
 from mtfc.frontend.syntax.lexer import RESERVED
 from mtfc.reports.diagnostic_text import render
 from tests import collectives
@@ -143,27 +141,27 @@ def _written() -> dict[str, str]:
 
 FLOPS = {
     no_flops: "0",
-    flops_per_result: "1 per element of the result",
-    flops_per_operand: "1 per element of the operand",
-    OPS["add_at"].flops: "1 per element that is added",
-    OPS["call"].flops: "`flops` per element of the mapped dimensions",
-    OPS["einsum"].flops: "per point of the iteration space, operands − 1, and 1 more if it sums",
-    OPS["grouped_dot"].flops: "2 per point of the iteration space, in which each row has one group",
+    flops_per_result: "result",
+    flops_per_operand: "operand",
+    OPS["add_at"].flops: "update",
+    OPS["call"].flops: "its function's",
+    OPS["einsum"].flops: "einsum",
+    OPS["grouped_dot"].flops: "2 × points",
     **dict.fromkeys(
-        (op.flops for op in OPS.values() if {"attention", "attention_gradient"} & op.traits),
-        "per logit, 4, and 2 for each multiplication of its dots",
+        (op.flops for op in OPS.values() if {"attention", "attention_gradient"} & op.traits), "attention"
     ),
 }
 
 
 def ops_table() -> str:
     written = _written()
-    rows = ["| op | written | what it gives | gradient | FLOPs |", "| --- | --- | --- | --- | --- |"]
-    for op in (op for family in FAMILIES for op in family.OPS if op not in COLLECTIVES):
-        call = f"`{written[op.name]}`" if op.name in written else "by the compiler"
-        gradient = "none" if op.gradient is no_gradient else "yes"
-        rows.append(f"| `{op.name}` | {call} | {op.doc} | {gradient} | {FLOPS[op.flops]} |")
-    return "\n".join(rows) + "\n"
+    ops = [op for family in FAMILIES for op in family.OPS if op not in COLLECTIVES]
+    rows = ["| op | written | what it gives | FLOPs |", "| --- | --- | --- | --- |"]
+    for op in ops:
+        call = f"`{written[op.name]}`" if op.name in written else ""
+        rows.append(f"| `{op.name}` | {call} | {op.doc} | {FLOPS[op.flops]} |")
+    constant = ", ".join(f"`{op.name}`" for op in ops if op.gradient is no_gradient)
+    return "\n".join([*rows, "", f"Without gradient: {constant}.", ""])
 
 
 def collectives_table() -> str:
@@ -263,25 +261,6 @@ def emitted_codes() -> set[str]:
     return {code for text in texts for code in re.findall(r'"([EW]\d{3})"', text)}
 
 
-TITLES = {
-    **syntax_errors.CODES,
-    **codes.CODES,
-    "E501": "a file that holds no arrays",
-    "E502": "an array missing for an input or parameter",
-    "E503": "an array of a wrong shape",
-    "E504": "an array of a wrong kind of numbers",
-    "E505": "an array for an unknown parameter",
-    "E506": "different numbers of batches",
-    "E701": "a number that is not finite in training",
-    "E507": "a map of weights that does not fit the model",
-}
-
-
-def codes_table() -> str:
-    rows = [f"| [{code}](#{code.lower()}) | {_capital(TITLES[code])} |" for code in sorted(emitted_codes())]
-    return "\n".join(["| code | what is wrong |", "| --- | --- |", *rows]) + "\n"
-
-
 def test_every_code_is_documented() -> None:
     documented = re.findall(r"^### (\w+)$", BY_NAME["diagnostics"].read_text("utf-8"), re.MULTILINE)
     assert documented == sorted(emitted_codes())
@@ -321,7 +300,6 @@ PARTS = {
     "library": {"library": reference},
     "collectives": collectives.PARTS,
     "architecture": {"passes": passes_table, "collectives": collectives_table},
-    "diagnostics": {"codes": codes_table},
     "jax": {"faults": faults_table},
 }
 
