@@ -283,15 +283,26 @@ def test_examples_of_diagnostics(update_golden: bool) -> None:
     settle(path, shown, EXAMPLE.sub(explained, shown), update_golden)
 
 
+KINDS = {
+    "a whole number of 32 bits": "i32",
+    "true or false": "bool",
+    "a number or a truth value": "number or bool",
+    "printable text without quotes": "text",
+}
+
+
 def ops_of_ir() -> str:
-    """Return a table of all ops with their operands and attributes."""
-    rows = ["| op | operands | attributes |", "| --- | --- | --- |"]
+    """Return a table of all ops with their operands and attributes; ops that are alike share a row."""
+    alike: dict[tuple[str, str], list[str]] = {}
     for op in OPS.values():
         least, *more = op.arity
-        number = f"{least} or more" if more else f"{least}"
-        stated = (f"`{a.name}`{' (optional)' if a.optional else ''}: {a.kind.text}" for a in op.attributes)
-        rows.append(f"| `{op.name}` | {number} | {'; '.join(stated)} |")
-    return "\n".join(rows) + "\n"
+        stated = (
+            f"`{a.name}`{'?' if a.optional else ''}: {KINDS.get(a.kind.text, a.kind.text.removeprefix('a '))}"
+            for a in op.attributes
+        )
+        alike.setdefault((f"{least}{'+' if more else ''}", "; ".join(stated)), []).append(f"`{op.name}`")
+    rows = (f"| {', '.join(ops)} | {number} | {stated} |" for (number, stated), ops in alike.items())
+    return "\n".join(["| ops | operands | attributes |", "| --- | --- | --- |", *rows, ""])
 
 
 PARTS = {
