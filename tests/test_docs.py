@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from mtfc.backends.jax.backend import JAX
+from mtfc.compiler.diagnostics import Diagnostic
 from mtfc.compiler.ir.opdef import flops_per_operand, flops_per_result, no_flops, no_gradient
 from mtfc.compiler.ir.ops import FAMILIES, OPS
 from mtfc.compiler.ir.ops.collectives import OPS as COLLECTIVES
@@ -270,7 +271,7 @@ EXAMPLE = re.compile(r"(```mtf\n(.*?)```\n```text\n)(.*?)(```)", re.DOTALL)
 
 
 def test_examples_of_diagnostics(update_golden: bool) -> None:
-    """An example's output follows it; where it is in the section of a code, that code is in it, and no other."""
+    """The messages of an example follow it; where it is in the section of a code, that code is in it, and no other."""
     path = BY_NAME["diagnostics"]
     shown = path.read_text("utf-8")
 
@@ -278,9 +279,15 @@ def test_examples_of_diagnostics(update_golden: bool) -> None:
         found = list(check(match[2], "model.mtf", predictor=predictor))
         (section,) = re.findall(r"^### (\w+)$", shown[: match.start()], re.MULTILINE)[-1:]
         assert {each.code for each in found} <= {section}, section
-        return f"{match[1]}{render(found, {'model.mtf': match[2]})}{match[4]}"
+        return f"{match[1]}{''.join(map(_brief, found))}{match[4]}"
 
     settle(path, shown, EXAMPLE.sub(explained, shown), update_golden)
+
+
+def _brief(found: Diagnostic) -> str:
+    """Return a diagnostic without the lines of the source, which stand above it on the page."""
+    help = f"  = help: {found.help}\n" if found.help else ""
+    return f"{found.severity}[{found.code}] in line {found.span.line}: {found.message}\n{help}"
 
 
 KINDS = {
