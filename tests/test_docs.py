@@ -142,27 +142,45 @@ def _written() -> dict[str, str]:
 
 FLOPS = {
     no_flops: "0",
-    flops_per_result: "result",
-    flops_per_operand: "operand",
-    OPS["add_at"].flops: "update",
-    OPS["call"].flops: "its function's",
-    OPS["einsum"].flops: "einsum",
-    OPS["grouped_dot"].flops: "2 × points",
+    flops_per_result: "1 per element of the result",
+    flops_per_operand: "1 per element of the operand",
+    OPS["add_at"].flops: "1 per element that is added",
+    OPS["call"].flops: "`flops` per element of the mapped dimensions",
+    OPS["einsum"].flops: "per point of the iteration space, operands − 1, and 1 more if it sums",
+    OPS["grouped_dot"].flops: "2 per point of the iteration space, in which each row has one group",
     **dict.fromkeys(
-        (op.flops for op in OPS.values() if {"attention", "attention_gradient"} & op.traits), "attention"
+        (op.flops for op in OPS.values() if {"attention", "attention_gradient"} & op.traits),
+        "per logit, 4, and 2 for each multiplication of its dots",
     ),
 }
 
 
 def ops_table() -> str:
+    """Return the ops that only the compiler makes, the operators, and all ops by FLOPs and without gradient."""
     written = _written()
     ops = [op for family in FAMILIES for op in family.OPS if op not in COLLECTIVES]
-    rows = ["| op | written | what it gives | FLOPs |", "| --- | --- | --- | --- |"]
+    rows = [f"| `{op.name}` | {op.doc} |" for op in ops if op.name not in written]
+    signs = (
+        f"`{call}` is `{name}`"
+        for name, call in written.items()
+        if name in {*OPERATORS.values(), *SIGNS.values()}
+    )
+    by_flops: dict[str, list[str]] = {}
     for op in ops:
-        call = f"`{written[op.name]}`" if op.name in written else ""
-        rows.append(f"| `{op.name}` | {call} | {op.doc} | {FLOPS[op.flops]} |")
+        by_flops.setdefault(FLOPS[op.flops], []).append(f"`{op.name}`")
     constant = ", ".join(f"`{op.name}`" for op in ops if op.gradient is no_gradient)
-    return "\n".join([*rows, "", f"Without gradient: {constant}.", ""])
+    return "\n".join(
+        [
+            "| made by the compiler alone | what it gives |",
+            "| --- | --- |",
+            *rows,
+            f"\nOperators: {', '.join(signs)}.\n",
+            "| FLOPs | ops |",
+            "| --- | --- |",
+            *(f"| {flops} | {', '.join(names)} |" for flops, names in by_flops.items()),
+            f"\nWithout gradient: {constant}.\n",
+        ]
+    )
 
 
 def collectives_table() -> str:
