@@ -196,8 +196,8 @@ def _docstring(path: Path) -> str:
 
 
 def passes_table() -> str:
-    """Every pass in the order in which it first runs, in the words of its own file."""
-    rows = ["| pass | what it does | after it |", "| --- | --- | --- |"]
+    """Every pass in the order in which it first runs, in the words of its own file, which also says what holds after it."""
+    rows = ["| pass | what it does |", "| --- | --- |"]
     for name in dict.fromkeys(each.name for each in default_pipeline()):
         (path,) = (ROOT / "mtfc/compiler/passes").rglob(f"{name.replace('-', '_')}.py")
         text = " ".join(_docstring(path).split())
@@ -205,7 +205,7 @@ def passes_table() -> str:
         after = re.search(r"After this pass (.*?\.)(?: |$)", text)
         assert summary and after, name
         link = f"[`{name}`](../{path.relative_to(ROOT)})"
-        rows.append(f"| {link} | {_capital(summary[1])} | {_capital(after[1])} |")
+        rows.append(f"| {link} | {_capital(summary[1])} |")
     return "\n".join(rows) + "\n"
 
 
