@@ -285,19 +285,21 @@ def test_every_code_is_documented() -> None:
     assert documented == sorted(emitted_codes())
 
 
-EXAMPLE = re.compile(r"(```mtf\n(.*?)```\n```text\n)(.*?)(```)", re.DOTALL)
+EXAMPLE = re.compile(r"(```mtf( trained)?\n(.*?)```\n```text\n)(.*?)(```)", re.DOTALL)
+"""An example with its messages. One that is `trained` has the model of the page's `trained.mtf` below it."""
 
 
 def test_examples_of_diagnostics(update_golden: bool) -> None:
     """The messages of an example follow it; where it is in the section of a code, that code is in it, and no other."""
     path = BY_NAME["diagnostics"]
     shown = path.read_text("utf-8")
+    (model,) = (fence.text for fence in fences(shown) if fence.file == "trained.mtf")
 
     def explained(match: re.Match[str]) -> str:
-        found = list(check(match[2], "model.mtf", predictor=predictor))
+        found = list(check(match[3] + (model if match[2] else ""), "model.mtf", predictor=predictor))
         (section,) = re.findall(r"^### (\w+)$", shown[: match.start()], re.MULTILINE)[-1:]
         assert {each.code for each in found} <= {section}, section
-        return f"{match[1]}{''.join(map(_brief, found))}{match[4]}"
+        return f"{match[1]}{''.join(map(_brief, found))}{match[5]}"
 
     settle(path, shown, EXAMPLE.sub(explained, shown), update_golden)
 
