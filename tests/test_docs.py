@@ -7,6 +7,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 
@@ -285,29 +286,36 @@ def test_every_code_is_documented() -> None:
     assert documented == sorted(emitted_codes())
 
 
-EXAMPLE = re.compile(r"(```mtf( trained)?\n(.*?)```\n```text\n)(.*?)(```)", re.DOTALL)
-"""An example with its messages. One that is `trained` has the model of the page's `trained.mtf` below it."""
+EXAMPLE = re.compile(r"(```mtf( inside| trained)?\n(.*?)```\n```text\n)(.*?)(```)", re.DOTALL)
+"""An example with its messages: a file, statements inside of the page's `inside.mtf`, or training of its `trained.mtf`."""
 
 
 def test_examples_of_diagnostics(update_golden: bool) -> None:
     """The messages of an example follow it; where it is in the section of a code, that code is in it, and no other."""
     path = BY_NAME["diagnostics"]
     shown = path.read_text("utf-8")
-    (model,) = (fence.text for fence in fences(shown) if fence.file == "trained.mtf")
+    models = {fence.file: fence.text for fence in fences(shown) if fence.language == "mtf" and fence.file}
+    before, _, after = models["inside.mtf"].partition("  # statements\n")
 
     def explained(match: re.Match[str]) -> str:
-        found = list(check(match[3] + (model if match[2] else ""), "model.mtf", predictor=predictor))
+        first, kind, text, _, last = match.groups()
+        if kind == " inside":
+            text = f"{before}{indent(text, '  ')}{after}"
+        elif kind == " trained":
+            text += models["trained.mtf"]
+        found = list(check(text, "model.mtf", predictor=predictor))
         (section,) = re.findall(r"^### (\w+)$", shown[: match.start()], re.MULTILINE)[-1:]
         assert {each.code for each in found} <= {section}, section
-        return f"{match[1]}{''.join(map(_brief, found))}{match[5]}"
+        above = before.count("\n") if kind == " inside" else 0
+        return f"{first}{''.join(_brief(each, above) for each in found)}{last}"
 
     settle(path, shown, EXAMPLE.sub(explained, shown), update_golden)
 
 
-def _brief(found: Diagnostic) -> str:
-    """Return a diagnostic without the lines of the source, which stand above it on the page."""
+def _brief(found: Diagnostic, above: int) -> str:
+    """Return a diagnostic without the lines of the source. above: the lines that the page does not show."""
     help = f"  = help: {found.help}\n" if found.help else ""
-    return f"{found.severity}[{found.code}] in line {found.span.line}: {found.message}\n{help}"
+    return f"{found.severity}[{found.code}] in line {found.span.line - above}: {found.message}\n{help}"
 
 
 KINDS = {
