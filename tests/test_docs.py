@@ -120,11 +120,18 @@ def _marked(word: str) -> list[str]:
 
 
 def _complete() -> Iterator[str]:
-    """The reference's fragments as files: declarations alone, statements and `train` blocks in its example."""
+    """The fragments as files: declarations with those of the example, statements and `train` blocks in the example."""
     (example,) = _marked("examples.mtf")
-    yield from _marked("declarations")
+    shared = re.findall(r"^((?:dim|mesh) \w+) .*\n", example, re.MULTILINE)
+    for text in _marked("declarations"):
+        missing = (each for each in shared if not re.search(rf"^{each} ", text, re.MULTILINE))
+        yield text + "".join(_line(each, example) for each in missing)
     yield from (example.replace("  # statements\n", text) for text in _marked("statements"))
     yield from (example.partition("train ")[0] + text for text in _marked("training"))
+
+
+def _line(start: str, text: str) -> str:
+    return next(f"{line}\n" for line in text.splitlines() if line.startswith(f"{start} "))
 
 
 def test_fragments_in_the_reference_have_no_errors() -> None:
