@@ -7,10 +7,12 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 
 from mtfc.backends.jax.backend import JAX
+from mtfc.compiler.diagnostics import Diagnostic
 from mtfc.compiler.ir.opdef import flops_per_operand, flops_per_result, no_flops, no_gradient
 from mtfc.compiler.ir.ops import FAMILIES, OPS
 from mtfc.compiler.ir.ops.collectives import OPS as COLLECTIVES
@@ -118,11 +120,18 @@ def _marked(word: str) -> list[str]:
 
 
 def _complete() -> Iterator[str]:
-    """The reference's fragments as files: declarations alone, statements and `train` blocks in its example."""
+    """The fragments as files: declarations with those of the example, statements and `train` blocks in the example."""
     (example,) = _marked("examples.mtf")
-    yield from _marked("declarations")
+    shared = re.findall(r"^((?:dim|mesh) \w+) .*\n", example, re.MULTILINE)
+    for text in _marked("declarations"):
+        missing = (each for each in shared if not re.search(rf"^{each} ", text, re.MULTILINE))
+        yield text + "".join(_line(each, example) for each in missing)
     yield from (example.replace("  # statements\n", text) for text in _marked("statements"))
     yield from (example.partition("train ")[0] + text for text in _marked("training"))
+
+
+def _line(start: str, text: str) -> str:
+    return next(f"{line}\n" for line in text.splitlines() if line.startswith(f"{start} "))
 
 
 def test_fragments_in_the_reference_have_no_errors() -> None:
@@ -155,13 +164,31 @@ FLOPS = {
 
 
 def ops_table() -> str:
+    """Return the ops that only the compiler makes, the operators, and all ops by FLOPs and without gradient."""
     written = _written()
-    rows = ["| op | written | what it gives | gradient | FLOPs |", "| --- | --- | --- | --- | --- |"]
-    for op in (op for family in FAMILIES for op in family.OPS if op not in COLLECTIVES):
-        call = f"`{written[op.name]}`" if op.name in written else "by the compiler"
-        gradient = "none" if op.gradient is no_gradient else "yes"
-        rows.append(f"| `{op.name}` | {call} | {op.doc} | {gradient} | {FLOPS[op.flops]} |")
-    return "\n".join(rows) + "\n"
+    ops = [op for family in FAMILIES for op in family.OPS if op not in COLLECTIVES]
+    rows = [f"| `{op.name}` | {op.doc} |" for op in ops if op.name not in written]
+    signs = (
+        f"`{call}` is `{name}`"
+        for name, call in written.items()
+        if name in {*OPERATORS.values(), *SIGNS.values()}
+    )
+    by_flops: dict[str, list[str]] = {}
+    for op in ops:
+        by_flops.setdefault(FLOPS[op.flops], []).append(f"`{op.name}`")
+    constant = ", ".join(f"`{op.name}`" for op in ops if op.gradient is no_gradient)
+    return "\n".join(
+        [
+            "| made by the compiler alone | what it gives |",
+            "| --- | --- |",
+            *rows,
+            f"\nOperators: {', '.join(signs)}.\n",
+            "| FLOPs | ops |",
+            "| --- | --- |",
+            *(f"| {flops} | {', '.join(names)} |" for flops, names in by_flops.items()),
+            f"\nWithout gradient: {constant}.\n",
+        ]
+    )
 
 
 def collectives_table() -> str:
@@ -177,8 +204,8 @@ def _docstring(path: Path) -> str:
 
 
 def passes_table() -> str:
-    """Every pass in the order in which it first runs, in the words of its own file."""
-    rows = ["| pass | what it does | after it |", "| --- | --- | --- |"]
+    """Every pass in the order in which it first runs, in the words of its own file, which also says what holds after it."""
+    rows = ["| pass | what it does |", "| --- | --- |"]
     for name in dict.fromkeys(each.name for each in default_pipeline()):
         (path,) = (ROOT / "mtfc/compiler/passes").rglob(f"{name.replace('-', '_')}.py")
         text = " ".join(_docstring(path).split())
@@ -186,7 +213,7 @@ def passes_table() -> str:
         after = re.search(r"After this pass (.*?\.)(?: |$)", text)
         assert summary and after, name
         link = f"[`{name}`](../{path.relative_to(ROOT)})"
-        rows.append(f"| {link} | {_capital(summary[1])} | {_capital(after[1])} |")
+        rows.append(f"| {link} | {_capital(summary[1])} |")
     return "\n".join(rows) + "\n"
 
 
@@ -268,32 +295,58 @@ def test_every_code_is_documented() -> None:
     assert titled == documented == sorted(emitted_codes())
 
 
-EXAMPLE = re.compile(r"(```mtf\n(.*?)```\n```text\n)(.*?)(```)", re.DOTALL)
+EXAMPLE = re.compile(r"(```mtf( inside| trained)?\n(.*?)```\n```text\n)(.*?)(```)", re.DOTALL)
+"""An example with its messages: a file, statements inside of the page's `inside.mtf`, or training of its `trained.mtf`."""
 
 
 def test_examples_of_diagnostics(update_golden: bool) -> None:
-    """An example's output follows it; where it is in the section of a code, that code is in it, and no other."""
+    """The messages of an example follow it; where it is in the section of a code, that code is in it, and no other."""
     path = BY_NAME["diagnostics"]
     shown = path.read_text("utf-8")
+    models = {fence.file: fence.text for fence in fences(shown) if fence.language == "mtf" and fence.file}
+    before, _, after = models["inside.mtf"].partition("  # statements\n")
 
     def explained(match: re.Match[str]) -> str:
-        found = list(check(match[2], "model.mtf", predictor=predictor))
+        first, kind, text, _, last = match.groups()
+        if kind == " inside":
+            text = f"{before}{indent(text, '  ')}{after}"
+        elif kind == " trained":
+            text += models["trained.mtf"]
+        found = list(check(text, "model.mtf", predictor=predictor))
         (section,) = re.findall(r"^### (\w+)$", shown[: match.start()], re.MULTILINE)[-1:]
         assert {each.code for each in found} <= {section}, section
-        return f"{match[1]}{render(found, {'model.mtf': match[2]})}{match[4]}"
+        above = before.count("\n") if kind == " inside" else 0
+        return f"{first}{''.join(_brief(each, above) for each in found)}{last}"
 
     settle(path, shown, EXAMPLE.sub(explained, shown), update_golden)
 
 
+def _brief(found: Diagnostic, above: int) -> str:
+    """Return a diagnostic without the lines of the source. above: the lines that the page does not show."""
+    help = f"  = help: {found.help}\n" if found.help else ""
+    return f"{found.severity}[{found.code}] in line {found.span.line - above}: {found.message}\n{help}"
+
+
+KINDS = {
+    "a whole number of 32 bits": "i32",
+    "true or false": "bool",
+    "a number or a truth value": "number or bool",
+    "printable text without quotes": "text",
+}
+
+
 def ops_of_ir() -> str:
-    """Return a table of all ops with their operands and attributes."""
-    rows = ["| op | operands | attributes |", "| --- | --- | --- |"]
+    """Return a table of all ops with their operands and attributes; ops that are alike share a row."""
+    alike: dict[tuple[str, str], list[str]] = {}
     for op in OPS.values():
         least, *more = op.arity
-        number = f"{least} or more" if more else f"{least}"
-        stated = (f"`{a.name}`{' (optional)' if a.optional else ''}: {a.kind.text}" for a in op.attributes)
-        rows.append(f"| `{op.name}` | {number} | {'; '.join(stated)} |")
-    return "\n".join(rows) + "\n"
+        stated = (
+            f"`{a.name}`{'?' if a.optional else ''}: {KINDS.get(a.kind.text, a.kind.text.removeprefix('a '))}"
+            for a in op.attributes
+        )
+        alike.setdefault((f"{least}{'+' if more else ''}", "; ".join(stated)), []).append(f"`{op.name}`")
+    rows = (f"| {', '.join(ops)} | {number} | {stated} |" for (number, stated), ops in alike.items())
+    return "\n".join(["| ops | operands | attributes |", "| --- | --- | --- |", *rows, ""])
 
 
 PARTS = {

@@ -77,8 +77,6 @@ def _module(path: Path) -> str:
     for entry in entries(path):
         by_name.setdefault(entry.name, []).append(entry)
     rows = [f"| `{name}` | {entry.summary} |" for name, (entry, *_) in by_name.items()]
-    link = f"[`{path.name}`](../{path.relative_to(ROOT)})"
-    whole = f"Types, arguments, parameters and splitting: {link}, or `mtfc help {path.stem}`."
-    return "\n".join(
-        [f"## {path.stem}\n", f"{introduction(path)}\n", whole, "\n| | |\n| --- | --- |", *rows, ""]
-    )
+    first = introduction(path).partition("\n\n")[0]
+    link = f"More: [`{path.name}`](../{path.relative_to(ROOT)}), or `mtfc help {path.stem}`."
+    return "\n".join([f"## {path.stem}\n", f"{first} {link}", "\n| | |\n| --- | --- |", *rows, ""])
