@@ -196,6 +196,19 @@ def test_sides_of_a_torus_add_up() -> None:
     assert found == pytest.approx({"ici.0": both, "ici.1": both})
 
 
+def test_a_sum_over_a_whole_torus_is_scattered_after_it_is_complete() -> None:
+    """So libtpu 0.0.42 and 0.0.52 compile it; over a part of the torus, and along one side, nothing is reduced twice."""
+    topology = Topology.of(grid(x=4, y=4, z=4), machine(torus(4, 4, 4)))
+    for axes, rounds in ((("x", "y", "z"), 2), (("x", "y"), 1), (("z",), 1)):
+        scattered, gathered = (
+            topology.seconds(kind, axes, size)
+            for kind, size in (("reduce_scatter", S), ("all_gather", S / topology.mesh.size(axes)))
+        )
+        assert scattered == pytest.approx({lane: rounds * x for lane, x in gathered.items()})
+    side = Topology.of(grid(all=8), machine(torus(8)))
+    assert side.seconds("reduce_scatter", ("all",), S) == side.seconds("all_gather", ("all",), S / 8)
+
+
 def test_a_hierarchy_takes_the_time_of_its_slowest_level() -> None:
     """The scaling book: S times the largest (D - 1)/(D W), W being the bandwidth of all devices of a node together."""
     nodes = machine(switch(4, name="inner"), switch(name="outer", bandwidth=B / 10))

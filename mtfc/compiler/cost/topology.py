@@ -3,14 +3,13 @@
 Links nest. Each link is a *lane*; a torus is one lane for each side. The processors of a mesh are numbered row by row, and
 devices from the innermost lane outwards. So the last axis of a mesh lies innermost, unless another order is given. An axis
 may cover a part of a lane, or several lanes (`AxisPart`). A mesh that does not fill a torus takes the most compact part, as TPUs
-are
-rented: 8 of 16 x 16 are 2 x 4. If the axes do not fit there, they take the whole torus.
+are rented: 8 of 16 x 16 are 2 x 4. If the axes do not fit there, they take the whole torus.
 
 A collective uses all lanes of its axes at once (pipelined, as rings of rings are). Its seconds on a lane are those of the ring
 algorithm, with `n` members, `S` bytes of the whole array, and `p` devices per member:
 
     all-gather, reduce-scatter   (n - 1) latency + S (n - 1) / (n p bandwidth)
-    all-reduce                   both of them
+    all-reduce                   both of them, as libtpu has it for a reduce-scatter over a whole torus of several sides
     all-to-all                   (n - 1) latency + s (n - 1) / (n bandwidth), of s bytes on each device; on a ring or line, where
                                  they pass through others, s floor(n/2) ceil(n/2) / (n bandwidth)
     permute                      latency and s / bandwidth for each hop; a shift goes one way round a ring, the shorter one
@@ -21,9 +20,9 @@ a permute.
 
 `bandwidth` is that of one device while all send: a k-th of a link that k devices share. A member of a ring has neighbours on
 both sides, so twice the bandwidth and half the steps. The sides of a torus add up. Groups whose members are not adjacent share
-the links of a ring. Sources: nccl-tests' PERFORMANCE.md for rings, the JAX
-scaling book (jax-ml.github.io/scaling-book/sharding) for tori and hierarchies: the largest over levels of S (n - 1) / (n W), of W
-the bandwidth of a member, which is p times that of its devices.
+the links of a ring. Sources: nccl-tests' PERFORMANCE.md for rings, the JAX scaling book (jax-ml.github.io/scaling-book/sharding)
+for tori and hierarchies: the largest over levels of S (n - 1) / (n W), of W the bandwidth of a member, which is p times that of
+its devices.
 """
 
 from __future__ import annotations
