@@ -450,7 +450,7 @@ class Graph(GraphWriter):
         name, text = self.text_of(x), self.text_of(value)
         if name in self._body.states:
             self._check([self._body.states[name][0], f"{name} = {name}"], ())
-        made = self._types(text, [each for each in (x, value) if isinstance(each, GraphTensor)], 1)[0]
+        made = self._types(text, [each for each in (x, value) if isinstance(each, GraphTensor)])[0]
         if made.dtype != x.dtype or set(made.dims) != set(x.dims):
             self.refuse(f"`{name}` is {x.type}, and would become {made}")
         self.write(f"{name} = {text}")

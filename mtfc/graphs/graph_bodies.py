@@ -101,13 +101,11 @@ def check_statements(
     return StatementCheck((), source, [outputs[name] for name in returned.split(", ")])
 
 
-def check_expression(
-    head: Sequence[str], text: str, given: Mapping[str, TensorType], number: int
-) -> StatementCheck:
-    """Check an expression. given: its variables. number: of its results, 0 to find it out."""
+def check_expression(head: Sequence[str], text: str, given: Mapping[str, TensorType]) -> StatementCheck:
+    """Check an expression, which may have several results. given: its variables."""
     found = check_statements(head, [f"r0__ = {text}"], given, returned="r0__")
     count = next((int(m[1]) for each in found.errors if (m := RESULTS.match(each.message))), 0)
-    if number or count < 2:
+    if count < 2:
         return found
     names = ", ".join(f"r{i}__" for i in range(count))
     return check_statements(head, [f"{names} = {text}"], given, returned=names)

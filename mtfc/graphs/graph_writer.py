@@ -202,7 +202,7 @@ class GraphWriter:
         for each in operands:
             if isinstance(each, list | tuple | dict):
                 self._no_argument(each)
-        return self._made(form.format(*map(self.text_of, operands)), operands, 1)[0]
+        return self._made(form.format(*map(self.text_of, operands)), operands)[0]
 
     def called(self, function: str, arguments: Sequence[Argument], keywords: Mapping[str, Argument]) -> Any:
         """Append a call of a function of the language or of its library. Return its results."""
@@ -233,7 +233,7 @@ class GraphWriter:
         operands = [*arguments, *given.values()]
         if function == "gradients":
             return self._gradients(text, arguments)
-        made = self._made(text, operands, 0, sharing)
+        made = self._made(text, operands, sharing)
         return made[0] if len(made) == 1 and function != "unstack" else made
 
     def _named(self, word: str, name: object) -> str:
@@ -256,16 +256,14 @@ class GraphWriter:
         made = tuple(self.tensor(name, each.type) for name, each in zip(names, values, strict=True))
         return made[0] if isinstance(arguments[1], GraphTensor) else made
 
-    def _made(
-        self, text: str, operands: Iterable[Argument], number: int, end: str = ""
-    ) -> tuple[GraphTensor, ...]:
+    def _made(self, text: str, operands: Iterable[Argument], end: str = "") -> tuple[GraphTensor, ...]:
         """Append a statement that binds the results of an expression, after it is checked.
 
         end: a part of the call that has a meaning in the whole program only.
         """
         self._check_open()
         tensors = [each for each in flat(operands) if isinstance(each, GraphTensor)]
-        return self._bound(text, self._types(text, tensors, number), end)
+        return self._bound(text, self._types(text, tensors), end)
 
     def _bound(self, text: str, types: Sequence[TensorType], end: str = "") -> tuple[GraphTensor, ...]:
         """Append a statement that binds the results of an expression."""
@@ -274,11 +272,11 @@ class GraphWriter:
         self.write(f"{', '.join(names)} = {text}{end}")
         return tuple(self.tensor(name, type) for name, type in zip(names, types, strict=True))
 
-    def _types(self, text: str, tensors: Iterable[GraphTensor], number: int) -> Sequence[TensorType]:
-        """Return the types of an expression's results. number: of results, 0 to find it out."""
+    def _types(self, text: str, tensors: Iterable[GraphTensor]) -> Sequence[TensorType]:
+        """Return the types of an expression's results."""
         given = {self.text_of(each): each for each in tensors}
         types = {name: each.type for name, each in given.items()}
-        found = check_expression(self._head(), text, types, number)
+        found = check_expression(self._head(), text, types)
         self._raise_errors(found, given)
         return found.types
 

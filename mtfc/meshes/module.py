@@ -32,7 +32,7 @@ from mtfc.compiler.ir.core import Function, Output, Program
 from mtfc.compiler.ir.types import Mesh, TensorType
 from mtfc.meshes.multi_mesh_cost import travels
 from mtfc.meshes.multi_mesh_program import MultiMeshProgram
-from mtfc.meshes.segments import CutFunction, MeshPlace, Segment
+from mtfc.meshes.segments import SEGMENT, CutFunction, MeshPlace, Segment
 from mtfc.placements.running.jax.tasks import PlacedTask, with_deletions
 
 HEADER = '''\
@@ -51,6 +51,8 @@ A place is a mesh, and the layout of an array there.{more}
 OF_JAX = """
 Functions return before devices have finished, but for devices of the CPU. `bind(devices)` chooses devices: the first mesh takes
 the first ones. Needs JAX {jax} or later, and NumPy."""
+
+OF_SEGMENT = FORMS[SEGMENT]
 
 JAX_FILES = (
     *jax.PRELUDE,
@@ -266,20 +268,17 @@ class _Calls:
                 self._task(f"sent_{number} = {text}", [f"sent_{number}"])
 
     def _call(self, number: int, segment: Segment) -> str:
-        groups: dict[str, list[tuple[str, str]]] = {"params": [], "state": [], "inputs": []}
+        groups: dict[str, list[tuple[str, str]]] = {role: [] for role in OF_SEGMENT.takes}
         for argument in segment.function.arguments:
             name = argument.value.name
-            if argument.role == "step":
-                continue
-            group = {"parameter": "params", "state": "state"}.get(argument.role, "inputs")
-            groups[group].append((name, self._read(name, segment.arguments[name])))
+            if argument.role != "step":
+                groups[argument.role].append((name, self._read(name, segment.arguments[name])))
         mesh = self.module.multi_mesh.meshes[segment.part]
         dicts = [dict_text(entries, indent=4) for entries in groups.values()]
         given = [*dicts, self.module.step(mesh, self.function.whole)]
         roles = {self.arguments[name].role for name in segment.updated}
-        params = f"params_{number}" if "parameter" in roles else "_"
-        state = f"state_{number}" if "state" in roles else "_"
-        head = f"outputs_{number}, {params}, {state} = {self.names[number]}("
+        new = [f"{group}_{number}" if role in roles else "_" for role, group in OF_SEGMENT.gives.items()]
+        head = f"{', '.join([f'outputs_{number}', *new])} = {self.names[number]}("
         line = f"{head}{', '.join(given)})"
         if len(line) <= WIDTH - 4:
             return line
@@ -318,8 +317,7 @@ class _Calls:
         if self.function.updater(updates) is None:
             text = self._held(output.value.name)
         else:
-            group = "state" if self.arguments[updates].role == "state" else "params"
-            text = f'{group}_{maker}["{updates}"]'
+            text = f'{OF_SEGMENT.gives[self.arguments[updates].role]}_{maker}["{updates}"]'
         target = module.multi_mesh.places_for(self.function.name)[updates]
         return text if found.is_as(target) else module.sent(text, found, target)
 

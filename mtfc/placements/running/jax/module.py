@@ -49,25 +49,13 @@ IMPORTS = tuple(
     for start, line in MESH_IMPORTS
 )
 
-
-BINDING = '''\
-BOUND = []
-
-
-def bind(devices):
-    """Choose the devices of the placement."""
-    BOUND[:] = devices
-    at.cache_clear()
-    filled.cache_clear()
-'''
-
 WITH_STEP = ("step", "module")
 """Kinds of modules that train; `module` is the one with all public functions."""
 
 ON_PIECES = ("averaged", "clip_gradients")
 """Functions that need no passes."""
 
-ALWAYS = ("shard", "unshard", "place", "at", "filled", "narrowed", "overflow", "mismatch", "raise_if")
+ALWAYS = ("bind", "shard", "unshard", "place", "at", "filled", "narrowed", "overflow", "mismatch", "raise_if")
 
 
 def generate(placed: PlacedProgram) -> str:
@@ -79,7 +67,7 @@ def generate(placed: PlacedProgram) -> str:
     elif placed.of in WITH_STEP and plan.trains:
         functions += _of_training(plan)
     initial = initial_functions(plan.lowered, "jnp", dtype_text, _maker)
-    sections = [_tables(plan), BINDING, *initial, *plan.functions.texts, *functions]
+    sections = [f"BOUND = []\n{_tables(plan)}", *initial, *plan.functions.texts, *functions]
     title = f"{plan.program.name} under placement {placed.placement.name} on {plan.devices} devices."
     header = HEADER.format(title=title, devices=plan.devices, jax=JAX)
     return f"{header}\n{whole_module(sections, ALWAYS, is_wide(plan.lowered))}"

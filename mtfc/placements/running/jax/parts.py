@@ -7,7 +7,7 @@ different ones, however many parts and layers there are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
 import attrs
@@ -177,13 +177,9 @@ def _read_again(
         elif eqn not in again:
             again.add(eqn)
             todo += eqn.operands
-    ordered = [value for value in _in_order(local, makers) if value in needed]
+    given = (value for value in local.values.values() if value not in makers)
+    ordered = [value for value in (*given, *makers) if value in needed]
     return [eqn for eqn in local.forward if eqn in again], ordered
-
-
-def _in_order(local: PartFunction, makers: Mapping[Value, Equation]) -> Iterator[Value]:
-    yield from (value for value in local.values.values() if value not in makers)
-    yield from makers
 
 
 def _function(

@@ -187,27 +187,24 @@ class PlacedRun:
             self.held[value] = self._completed(value, step, pieces) if value in step.pending else pieces
 
     def _completed(self, value: Value, step: OperatorStep, terms: Sequence[HeldPiece]) -> list[HeldPiece]:
-        """Add up the terms of parts with the same piece. The first device of a piece adds them up, and sends the sum to all."""
-        parts, _ = self.placed.of(step)
-        found = list(terms)
-        for group in parts.groups(value):
-            members = [terms[part] for part in group.tolist()]
-            sums = self.summed(value, members)
-            for part in group.tolist():
-                found[part] = attrs.evolve(terms[part], name=sums[terms[part].device])
-        return found
+        """Return the sum of the terms of parts with the same piece, on the device of each part; a term may lack a name.
 
-    def summed(self, value: Value, terms: Sequence[HeldPiece], turn: int = 0) -> dict[int, str]:
-        """Return the sum of terms with the same region on each device that has one: devices add up, then one of them."""
-        here: dict[int, list[str]] = {}
-        for each in terms:
-            here.setdefault(each.device, []).append(each.name)
-        base = f"{short(value)}_sum"
-        pieces = [
-            HeldPiece(device, terms[0].ends, self.tasks.total(device, names, base))
-            for device, names in sorted(here.items())
-        ]
-        return self.tasks.summed(pieces, ITEM_BYTES[value.type.dtype], base, turn)
+        Devices add up, then one of them adds the sums of all, and sends the sum to all.
+        """
+        parts, _ = self.placed.of(step)
+        found, base = list(terms), f"{short(value)}_sum"
+        for group in parts.groups(value):
+            here: dict[int, list[str]] = {terms[part].device: [] for part in group.tolist()}
+            for part in group.tolist():
+                here[terms[part].device] += [terms[part].name] if terms[part].name else []
+            pieces = [
+                HeldPiece(device, terms[group[0]].ends, self.tasks.total(device, names, base))
+                for device, names in sorted(here.items())
+            ]
+            sums = self.tasks.summed(pieces, ITEM_BYTES[value.type.dtype], base)
+            for part in group.tolist():
+                found[part] = attrs.evolve(terms[part], name=sums.get(terms[part].device, ""))
+        return found
 
     def _backward(self, step: OperatorStep) -> None:
         _, devices = self.placed.of(step)
@@ -241,21 +238,13 @@ class PlacedRun:
                 self.cotangents.setdefault((value, first), []).append(piece)
         if value not in step.pending:
             return
-        for group in parts.groups(value):
-            names = {part: self._cotangent(value, step, part) for part in group.tolist()}
-            terms = [
-                HeldPiece(devices[part], self.placed.owned(value, step, part), name)
-                for part, name in names.items()
-                if name is not None
-            ]
-            if not terms:
-                continue
-            sums = self.summed(value, terms)
-            size = volume(terms[0].ends) * ITEM_BYTES[value.type.dtype]
-            some = next(iter(sums.values()))
-            for part in group.tolist():
-                name = sums.get(devices[part]) or self.tasks.on(some, devices[part], size)
-                self.cotangents[value, part] = [HeldPiece(devices[part], terms[0].ends, name)]
+        terms = [
+            HeldPiece(device, self.placed.owned(value, step, part), self._cotangent(value, step, part) or "")
+            for part, device in enumerate(devices)
+        ]
+        for part, each in enumerate(self._completed(value, step, terms)):
+            if each.name:
+                self.cotangents[value, part] = [each]
 
     def _cotangent(self, value: Value, step: OperatorStep, part: int) -> str | None:
         """Return the cotangent of a part's result; None if nothing contributes to it."""

@@ -19,6 +19,13 @@ BOUND: list[object] = []
 """The devices of the placement; empty for those that JAX has."""
 
 
+def bind(devices):
+    """Choose the devices of the placement."""
+    BOUND[:] = devices
+    at.cache_clear()
+    filled.cache_clear()
+
+
 def place(number):
     """Return a device by its number in the placement."""
     return (BOUND or jax.devices())[number]

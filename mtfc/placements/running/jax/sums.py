@@ -35,12 +35,12 @@ def summed_gradients(
     found: dict[tuple[str, int], str] = {}
     for number, (value_name, terms) in enumerate(own.items()):
         base = f"d_{short(held[value_name][0].value)}"
-        is_narrow = ITEM_BYTES[held[value_name][0].value.type.dtype] < ITEM_BYTES["f32"]
+        item = ITEM_BYTES[held[value_name][0].value.type.dtype]
+        is_narrow = item < ITEM_BYTES["f32"]
         totals = {device: _added(tasks, device, names, base, is_narrow) for device, names in terms.items()}
         pieces = [
             HeldPiece(piece.device, piece.ends, totals.get(piece.device, "")) for piece in held[value_name]
         ]
-        item = ITEM_BYTES[held[value_name][0].value.type.dtype]
         for device, variable in tasks.summed(pieces, item, base, number).items():
             found[value_name, device] = variable
     return found

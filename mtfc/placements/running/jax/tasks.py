@@ -132,14 +132,15 @@ class TaskList:
         )
 
     def total(self, device: int, names: Sequence[str], base: str) -> str:
-        if len(names) == 1:
-            return names[0]
+        """Return the sum of variables on a device; an empty text for none."""
+        if len(names) < 2:
+            return names[0] if names else ""
         return self.apply(device, "total", names, [base])[0]
 
     def summed(self, held: Sequence[HeldPiece], item: int, base: str, turn: int = 0) -> dict[int, str]:
         """Return the sum of pieces on each device that holds one; a piece without a name has no term. item: bytes of an element.
 
-        One of the devices with the same elements adds them up, and sends the sum to all.
+        One of the devices with terms of the same elements adds them up, and sends the sum to all.
         """
         parts: dict[int, list[HeldPiece]] = {piece.device: [] for piece in held}
         for region in regions_of([piece.ends for piece in held]):
@@ -147,7 +148,7 @@ class TaskList:
             terms = [self.cut(piece.name, piece.ends, region) for piece in holders if piece.name]
             if not terms:
                 continue
-            root = holders[turn % len(holders)].device
+            root = self.device[terms[turn % len(terms)]]
             sent = [self.on(name, root, item * volume(region)) for name in terms]
             total = self.total(root, sent, base)
             for piece in holders:
