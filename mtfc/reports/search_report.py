@@ -16,7 +16,7 @@ from mtfc.compiler.cost.sizes import whole
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import RECOMPUTED, Layout, Mesh
-from mtfc.compiler.search.found import IN_BYTES, Ending, Found, Objective, Price, value_of
+from mtfc.compiler.search.found import IN_BYTES, Ending, Found, Objective, Plan, Price, value_of
 from mtfc.compiler.search.global_layouts.layout_space import space_of
 from mtfc.compiler.search.idle_axes import all_rules, idle_axes, without_axes
 from mtfc.compiler.search.pricer import LayoutPricer
@@ -59,7 +59,7 @@ class LayoutSearchResult:
     found: Found
     program: Program
     pricer: LayoutPricer
-    others: Mapping[str, tuple[Mesh, Layout]]
+    others: Mapping[str, Plan]
     searched: tuple[Mesh, ...]
     objective: Objective
     seconds: float

@@ -27,7 +27,15 @@ from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.core import Function, Value
 from mtfc.compiler.ir.types import Layout, Mesh, Rules
 from mtfc.compiler.passes.partition.layout_rules import without_unit_axes
-from mtfc.compiler.search.found import Found, NothingFits, Objective, PricedLayouts, Pricing, memory_text
+from mtfc.compiler.search.found import (
+    Found,
+    NothingFits,
+    Objective,
+    Plan,
+    PricedLayouts,
+    Pricing,
+    memory_text,
+)
 from mtfc.compiler.search.global_layouts.step_facts import StepFacts
 from mtfc.compiler.search.per_equation.choice_network import (
     ChoiceNetwork,
@@ -184,11 +192,7 @@ class EquationSpace:
     fixed: Mapping[str, Rules] = attrs.field(factory=dict)
 
     def best(
-        self,
-        pricing: Pricing,
-        until: float,
-        known: Collection[tuple[Mesh, Layout]] = (),
-        best_global: tuple[Mesh, Layout] | None = None,
+        self, pricing: Pricing, until: float, known: Collection[Plan] = (), best_global: Plan | None = None
     ) -> Found:
         """Return the layouts under which the step takes least time within the device's memory.
 
@@ -280,11 +284,7 @@ class EquationSpace:
         return network
 
     def _best(
-        self,
-        answers: Sequence[_Answer],
-        pricing: Pricing,
-        known: Iterable[tuple[Mesh, Layout]],
-        unsplit: tuple[Mesh, Layout] | None,
+        self, answers: Sequence[_Answer], pricing: Pricing, known: Iterable[Plan], unsplit: Plan | None
     ) -> Found:
         """Return the best solution that fits, or a known layout that takes less time when both are compiled.
 
@@ -296,7 +296,7 @@ class EquationSpace:
         tried = PricedLayouts(pricing, self.objective, room)
         tried.is_interrupted = any(each.is_interrupted for each in answers)
         tried.is_late = any(each.is_late for each in answers)
-        costs: dict[tuple[Mesh, Layout], float] = {}
+        costs: dict[Plan, float] = {}
         for best in (each for answer in answers for each in self._promising(answer)):
             tried.offer(best.mesh, best.layout)
             costs.setdefault((best.mesh, best.layout), best.objective)
