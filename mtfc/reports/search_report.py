@@ -12,7 +12,6 @@ import attrs
 
 from mtfc.compiler.cost.device_graph import Machine
 from mtfc.compiler.cost.hardware import Hardware
-from mtfc.compiler.cost.sizes import whole
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import RECOMPUTED, Layout, Mesh
@@ -597,8 +596,6 @@ class MultiMeshSearchResult:
 
     def record(self) -> dict[str, Any]:
         """Return the record of the search; see `docs/command.md`."""
-        memory = [whole(each.memory.total) for each in self.step.cost.meshes]
-        parts = zip(self.parts, self.step.mesh_seconds, memory, strict=True)
         return {
             "model": self.step.cost.model,
             "target": self.hardware.name,
@@ -613,7 +610,7 @@ class MultiMeshSearchResult:
                     "seconds": seconds,
                     "memory": held,
                 }
-                for part, seconds, held in parts
+                for part, (_, seconds, held) in zip(self.parts, self.step.by_mesh, strict=True)
             ],
             "step_seconds": self.step.seconds,
             "declared": self.start,
@@ -628,13 +625,11 @@ class MultiMeshSearchResult:
     def report(self) -> str:
         """Return the rules of each mesh, and the step beside that of the declared layout."""
         rows = [["mesh", "part", "rules", "busy", "memory"]]
-        for part, seconds, cost in zip(
-            self.parts, self.step.mesh_seconds, self.step.cost.meshes, strict=True
-        ):
+        for part, (_, seconds, held) in zip(self.parts, self.step.by_mesh, strict=True):
             names = ", ".join(part.names) or "everything else"
             rules = rules_text(part.layout) or "nothing is split"
-            mesh, held = f"{part.mesh.name} = [{part.mesh.axes_text}]", bytes_text(whole(cost.memory.total))
-            rows.append([mesh, names, rules, seconds_text(seconds), held])
+            mesh = f"{part.mesh.name} = [{part.mesh.axes_text}]"
+            rows.append([mesh, names, rules, seconds_text(seconds), bytes_text(held)])
         ratio = self.before.seconds / self.step.seconds if self.step.seconds else 1.0
         declared = [f"layout {self.start}, as declared", seconds_text(self.before.seconds), f"{ratio:.2f}"]
         steps = [[f"layout {self.name}", seconds_text(self.step.seconds), "1.00"], declared]

@@ -206,10 +206,12 @@ class EquationSpace:
         nothing.
 
         With the objective `bytes`, devices repeat no work, and each use of a value counts by itself (see `sent_bytes.py`). Known
-        layouts may repeat work, so there are none.
+        layouts may repeat work, so there are none. The first mesh of the most axes is enough: their order does not change the
+        bytes, and its tilings contain those of meshes in which neighbouring axes are one.
         """
         in_bytes, hardware = self.objective == "bytes", self.hardware
-        meshes = _finest(self.meshes) if in_bytes else of_few_axes(self.meshes)
+        finest = max(self.meshes, key=lambda mesh: len(mesh.axes))
+        meshes = [finest] if in_bytes else of_few_axes(self.meshes)
         if best_global is not None:
             known = (*known, best_global)
             meshes = [*meshes, *(mesh for mesh in [best_global[0]] if mesh not in meshes)]
@@ -223,7 +225,8 @@ class EquationSpace:
             excess = max(0.0, min(needed, default=0) - hardware.device.memory)
             if not excess or answers[-1].is_interrupted or monotonic() > until:
                 break
-            smaller = _with_memory(smaller, smaller.device.memory - excess)
+            memory = max(smaller.device.memory - excess, 0.0)
+            smaller = attrs.evolve(smaller, device=attrs.evolve(smaller.device, memory=memory))
             answers.append(attrs.evolve(ask(smaller), bound=answers[0].bound))
         unsplit = None if self.fixed or in_bytes else (meshes[0], Layout("none"))
         best = self._best(answers, pricing, known, unsplit)
@@ -327,17 +330,6 @@ class EquationSpace:
 def of_few_axes(meshes: Sequence[Mesh]) -> list[Mesh]:
     """Return the meshes with at most `AXES` axes, or else the first mesh."""
     return [mesh for mesh in meshes if len(mesh.axes) <= AXES] or [meshes[0]]
-
-
-def _finest(meshes: Sequence[Mesh]) -> list[Mesh]:
-    """Return the first mesh with the most axes. The order of its axes does not change the bytes, and its tilings contain those of
-    meshes in which neighbouring axes are one.
-    """
-    return [max(meshes, key=lambda mesh: len(mesh.axes))]
-
-
-def _with_memory(hardware: Hardware, memory: float) -> Hardware:
-    return attrs.evolve(hardware, device=attrs.evolve(hardware.device, memory=max(memory, 0.0)))
 
 
 def _may_be_small(step: Function, mesh: Mesh, device: Device) -> bool:
