@@ -289,15 +289,15 @@ def ended(ending: Ending, seconds: float, gap: float | None) -> list[str]:
 
 def gap_over(value: float, bound: float) -> float | None:
     """Return the part by which a value is at most above the least value; None if nothing is known, so that the bound is 0."""
-    return over(value, bound) - 1 if bound else None
+    return over(value, bound) - 1 if bound or value == bound else None
 
 
 def bounded(kind: str, value: float, bound: float, unit: Callable[[float], str]) -> str:
     """Return what a lower bound of everything of a kind says about a value; the bound is 0 if nothing is known."""
-    if not bound:
-        return f"Nothing is proven about any {kind}; a larger --budget proves more."
     if value <= bound:
         return f"Proven: no {kind} is better."
+    if not bound:
+        return f"Nothing is proven about any {kind}; a larger --budget proves more."
     return f"No {kind} is below {unit(bound)}, so this is at most {at_most(over(value, bound))}."
 
 
