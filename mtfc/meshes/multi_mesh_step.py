@@ -13,6 +13,7 @@ import attrs
 
 from mtfc.compiler.cost.event_simulator import Id, Task, TaskGraph, makespan, simulate
 from mtfc.compiler.cost.hardware import Hardware
+from mtfc.compiler.cost.sizes import whole
 from mtfc.compiler.cost.step_time import Event, Lines, Seconds, StepTime, TimedStep, step_time
 from mtfc.compiler.cost.topology import Lane, lanes
 from mtfc.compiler.diagnostics import Span
@@ -43,6 +44,17 @@ class MultiMeshStep(TimedStep[Seconds]):
     travels: tuple[TravelTime, ...]
     dtypes: frozenset[str]
     events: tuple[Event, ...]
+
+    @property
+    def by_mesh(self) -> list[tuple[Mesh, float, int]]:
+        """The seconds of the segments of each mesh, and the bytes of one of its devices."""
+        seconds = zip(self.cost.meshes, self.mesh_seconds, strict=True)
+        return [(each.mesh, busy, whole(each.memory.total)) for each, busy in seconds]
+
+    @property
+    def memory(self) -> int:
+        """The bytes of the device that needs most."""
+        return max(held for _, _, held in self.by_mesh)
 
     @property
     def mean_seconds(self) -> Mapping[Span | None, float]:

@@ -10,7 +10,6 @@ from typing import Any
 import attrs
 
 from mtfc.compiler.cost.hardware import Hardware
-from mtfc.compiler.cost.sizes import whole
 from mtfc.compiler.cost.step_time import Event, Seconds
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.meshes.multi_mesh_cost import MultiMeshCost, Travel
@@ -85,9 +84,8 @@ class SimulatedMeshes(SimulatedStep[MultiMeshStep, Hardware]):
         """Return the step of a layout of several meshes."""
         cost = step.cost
         devices = sum(each.mesh.devices for each in cost.meshes)
-        memory = max(whole(each.memory.total) for each in cost.meshes)
         room = int(hardware.device.memory)
-        return cls(step, hardware, cost.model, cost.layout, cost.file, devices, memory, room)
+        return cls(step, hardware, cost.model, cost.layout, cost.file, devices, step.memory, room)
 
     def events(self) -> Sequence[Event]:
         return lasting(self.step.events)
@@ -97,13 +95,8 @@ class SimulatedMeshes(SimulatedStep[MultiMeshStep, Hardware]):
         travels = zip(travels_json(cost), step.travels, strict=True)
         return {
             "by_mesh": [
-                {
-                    "name": each.mesh.name,
-                    "mesh": each.mesh.sizes,
-                    "seconds": seconds,
-                    "memory": whole(each.memory.total),
-                }
-                for each, seconds in zip(cost.meshes, step.mesh_seconds, strict=True)
+                {"name": mesh.name, "mesh": mesh.sizes, "seconds": seconds, "memory": held}
+                for mesh, seconds, held in step.by_mesh
             ],
             "bytes_between_meshes": cost.between_meshes,
             "travels": [{**record, "link": each.link, "seconds": each.seconds} for record, each in travels],
@@ -126,12 +119,11 @@ class SimulatedMeshes(SimulatedStep[MultiMeshStep, Hardware]):
 
     def _by_mesh(self) -> list[str]:
         rows = [["mesh", "devices", "busy", "of the step", "memory"]]
-        for each, seconds in zip(self.step.cost.meshes, self.step.mesh_seconds, strict=True):
-            held = whole(each.memory.total)
+        for mesh, seconds, held in self.step.by_mesh:
             fits = "" if held <= self.room else f", does NOT fit in {bytes_text(self.room)}"
             share = share_text(seconds, self.step.seconds)
             figures = [seconds_text(seconds), share, f"{bytes_text(held)}{fits}"]
-            rows.append([each.mesh.name, str(each.mesh.devices), *figures])
+            rows.append([mesh.name, str(mesh.devices), *figures])
         return aligned(rows, right=range(1, 5))
 
     def _by_travel(self) -> list[str]:

@@ -17,7 +17,7 @@ from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.core import Function, Program
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Layout, Mesh
-from mtfc.compiler.search.found import Price
+from mtfc.compiler.search.found import Plan, Price
 from mtfc.compiler.search.pricer import LayoutPricer
 from mtfc.compiler.search.usual_layouts import batch_dims
 from mtfc.frontend.layouts.layout_text import rules_text
@@ -131,7 +131,7 @@ def kind_of(program: Program, layout: Layout) -> tuple[bool, ...]:
 
 
 def others(
-    program: Program, prices: Mapping[tuple[Mesh, Layout], Price], found: tuple[Mesh, Layout], room: float
+    program: Program, prices: Mapping[Plan, Price], found: Plan, room: float
 ) -> Iterator[tuple[Mesh, Layout, Price]]:
     """Yield the best priced plans that fit and differ in kind from the found plan and from each other, the best first."""
     seen = {kind_of(program, found[1])}

@@ -12,11 +12,10 @@ import attrs
 
 from mtfc.compiler.cost.device_graph import Machine
 from mtfc.compiler.cost.hardware import Hardware
-from mtfc.compiler.cost.sizes import whole
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import RECOMPUTED, Layout, Mesh
-from mtfc.compiler.search.found import IN_BYTES, Ending, Found, Objective, Price, value_of
+from mtfc.compiler.search.found import IN_BYTES, Ending, Found, Objective, Plan, Price, value_of
 from mtfc.compiler.search.global_layouts.layout_space import space_of
 from mtfc.compiler.search.idle_axes import all_rules, idle_axes, without_axes
 from mtfc.compiler.search.pricer import LayoutPricer
@@ -59,7 +58,7 @@ class LayoutSearchResult:
     found: Found
     program: Program
     pricer: LayoutPricer
-    others: Mapping[str, tuple[Mesh, Layout]]
+    others: Mapping[str, Plan]
     searched: tuple[Mesh, ...]
     objective: Objective
     seconds: float
@@ -290,15 +289,15 @@ def ended(ending: Ending, seconds: float, gap: float | None) -> list[str]:
 
 def gap_over(value: float, bound: float) -> float | None:
     """Return the part by which a value is at most above the least value; None if nothing is known, so that the bound is 0."""
-    return over(value, bound) - 1 if bound else None
+    return over(value, bound) - 1 if bound or value == bound else None
 
 
 def bounded(kind: str, value: float, bound: float, unit: Callable[[float], str]) -> str:
     """Return what a lower bound of everything of a kind says about a value; the bound is 0 if nothing is known."""
-    if not bound:
-        return f"Nothing is proven about any {kind}; a larger --budget proves more."
     if value <= bound:
         return f"Proven: no {kind} is better."
+    if not bound:
+        return f"Nothing is proven about any {kind}; a larger --budget proves more."
     return f"No {kind} is below {unit(bound)}, so this is at most {at_most(over(value, bound))}."
 
 
@@ -597,8 +596,6 @@ class MultiMeshSearchResult:
 
     def record(self) -> dict[str, Any]:
         """Return the record of the search; see `docs/command.md`."""
-        memory = [whole(each.memory.total) for each in self.step.cost.meshes]
-        parts = zip(self.parts, self.step.mesh_seconds, memory, strict=True)
         return {
             "model": self.step.cost.model,
             "target": self.hardware.name,
@@ -613,7 +610,7 @@ class MultiMeshSearchResult:
                     "seconds": seconds,
                     "memory": held,
                 }
-                for part, seconds, held in parts
+                for part, (_, seconds, held) in zip(self.parts, self.step.by_mesh, strict=True)
             ],
             "step_seconds": self.step.seconds,
             "declared": self.start,
@@ -628,13 +625,11 @@ class MultiMeshSearchResult:
     def report(self) -> str:
         """Return the rules of each mesh, and the step beside that of the declared layout."""
         rows = [["mesh", "part", "rules", "busy", "memory"]]
-        for part, seconds, cost in zip(
-            self.parts, self.step.mesh_seconds, self.step.cost.meshes, strict=True
-        ):
+        for part, (_, seconds, held) in zip(self.parts, self.step.by_mesh, strict=True):
             names = ", ".join(part.names) or "everything else"
             rules = rules_text(part.layout) or "nothing is split"
-            mesh, held = f"{part.mesh.name} = [{part.mesh.axes_text}]", bytes_text(whole(cost.memory.total))
-            rows.append([mesh, names, rules, seconds_text(seconds), held])
+            mesh = f"{part.mesh.name} = [{part.mesh.axes_text}]"
+            rows.append([mesh, names, rules, seconds_text(seconds), bytes_text(held)])
         ratio = self.before.seconds / self.step.seconds if self.step.seconds else 1.0
         declared = [f"layout {self.start}, as declared", seconds_text(self.before.seconds), f"{ratio:.2f}"]
         steps = [[f"layout {self.name}", seconds_text(self.step.seconds), "1.00"], declared]

@@ -22,7 +22,7 @@ from mtfc.driver.searching import compilation_time, placements
 from mtfc.driver.searching.pipelined import PipelineSearch
 from mtfc.driver.searching.search import search
 from mtfc.placements.placement_search import PlacementSpace, placement_space
-from mtfc.reports.search_report import at_most
+from mtfc.reports.search_report import at_most, bounded, gap_over
 from tests.cli.conftest import Mtfc
 from tests.cli.test_simulate import BOX
 from tests.placements.placement_programs import PROGRAMS
@@ -782,6 +782,12 @@ def test_impossible_searches_are_refused(mtfc: Mtfc, asked: tuple[str, ...], mes
 )
 def test_distances_from_the_optimum_are_rounded_up(ratio: float, text: str) -> None:
     assert at_most(ratio) == text
+
+
+def test_nothing_is_below_zero() -> None:
+    assert gap_over(0.0, 0.0) == 0 and gap_over(3.0, 2.0) == 0.5 and gap_over(3.0, 0.0) is None
+    assert bounded("layout", 0.0, 0.0, str) == "Proven: no layout is better."
+    assert "Nothing is proven" in bounded("layout", 3.0, 0.0, str)
 
 
 @pytest.mark.parametrize("space", ["tiling", "soap"])

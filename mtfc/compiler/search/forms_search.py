@@ -11,7 +11,7 @@ Unrolled loops, and sums after loops, change only what is sent beside what. So t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from math import inf
 from time import process_time
@@ -25,9 +25,11 @@ from mtfc.compiler.ir.core import Function, walk
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.types import GROUPS, MOST_FLOPS_PER_BYTE, REGIONS, Forms, Layout, Mesh
 from mtfc.compiler.search.found import (
+    FindPlan,
     Found,
     NothingFits,
     Objective,
+    Plan,
     Price,
     PricedLayouts,
     Pricing,
@@ -102,10 +104,10 @@ class FormsSearch:
     hardware: Hardware
     forms: Sequence[Forms]
     until: float
-    given: Sequence[tuple[Mesh, Layout]] = ()
-    prices: dict[tuple[Mesh, Layout], Price] = attrs.field(factory=dict)
+    given: Sequence[Plan] = ()
+    prices: dict[Plan, Price] = attrs.field(factory=dict)
 
-    def best(self, find: Callable[[Pricing, float], Found]) -> Found:
+    def best(self, find: FindPlan) -> Found:
         """Find the best layout, whose forms are priced in a part of the time. Raises `NothingFits`."""
         try:
             found = find(self._recorded, self.until - SHARE * (self.until - process_time()))
@@ -132,8 +134,8 @@ class FormsSearch:
         tried = self._tried([own, *others[: CANDIDATES - 1]], (1 - LEAST) * found.objective, found.evaluated)
         tried.is_late |= found.is_late
         if tried.best is None:
-            ended = {"is_interrupted": tried.is_interrupted, "is_late": tried.is_late}
-            return attrs.evolve(found, evaluated=tried.evaluated, **ended)
+            evaluated, is_interrupted, is_late = tried.evaluated, tried.is_interrupted, tried.is_late
+            return attrs.evolve(found, evaluated=evaluated, is_interrupted=is_interrupted, is_late=is_late)
         return tried.found(without_forms=found)
 
     def fitting(self) -> Found | None:
@@ -142,9 +144,7 @@ class FormsSearch:
         tried = self._tried(ranked[:CANDIDATES], inf, len(self.prices))
         return None if tried.best is None else tried.found()
 
-    def _tried(
-        self, candidates: Sequence[tuple[Mesh, Layout]], limit: float, evaluated: int
-    ) -> PricedLayouts:
+    def _tried(self, candidates: Sequence[Plan], limit: float, evaluated: int) -> PricedLayouts:
         """Price the given layouts, and layouts without forms with each of their forms while there is time. Keep the best one.
 
         limit: the value that the best one is below. If it is infinite, nothing fits without forms, and those of the first layout
@@ -153,7 +153,7 @@ class FormsSearch:
         room = room_on(self.hardware, self.objective)
         tried = PricedLayouts(self.pricing, self.objective, room, limit=limit, evaluated=evaluated)
 
-        def each() -> Iterator[tuple[Mesh, Layout]]:
+        def each() -> Iterator[Plan]:
             yield from self.given
             for i, (mesh, layout) in enumerate(candidates):
                 for forms in self.forms:

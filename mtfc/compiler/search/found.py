@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+Plan = tuple[Mesh, Layout]
+"""A layout on a mesh."""
+
 
 @attrs.frozen
 class Price:
@@ -63,6 +66,9 @@ def value_of(price: Price, objective: Objective) -> float:
 Pricing = Callable[[Mesh, Layout], Price]
 """Compiles the program under a layout, and returns the price of the result."""
 
+FindPlan = Callable[[Pricing, float], "Found"]
+"""A search with these prices, until a time of `process_time`."""
+
 
 Ending = Literal["complete", "time", "interrupted"]
 """The reason why a search ended: it was complete, its time ended, or it was interrupted."""
@@ -91,7 +97,7 @@ class Found:
     refuted: Layout | None = None
     without_forms: Found | None = None
     without_pipelines: float | None = None
-    runner_up: tuple[Mesh, Layout] | None = None
+    runner_up: Plan | None = None
     cuts: tuple[float, ...] = ()
 
     @property
@@ -117,7 +123,7 @@ class PricedLayouts:
     objective: Objective
     room: float
     limit: float = inf
-    best: tuple[Mesh, Layout] | None = None
+    best: Plan | None = None
     least_memory: int | None = None
     evaluated: int = 0
     is_interrupted: bool = False
@@ -132,7 +138,7 @@ class PricedLayouts:
             self.best, self.limit = (mesh, layout), value_of(price, self.objective)
         return price
 
-    def offer_all(self, layouts: Iterable[tuple[Mesh, Layout]]) -> None:
+    def offer_all(self, layouts: Iterable[Plan]) -> None:
         """Offer layouts until `KeyboardInterrupt`."""
         try:
             for mesh, layout in layouts:

@@ -26,7 +26,7 @@ from mtfc.compiler.passes.pipelines import (
     within_memory,
 )
 from mtfc.compiler.passes.recompute import limit_on
-from mtfc.compiler.search.found import Objective, Price, Pricing, value_of
+from mtfc.compiler.search.found import Objective, Plan, Price, Pricing, value_of
 from mtfc.compiler.search.global_layouts.step_facts import StepFacts
 from mtfc.compiler.search.repeated_layers import SHORT, RepeatedLayers, shortened_program
 
@@ -45,7 +45,7 @@ class LayoutPricer:
     hardware: Hardware
     recomputes: bool = False
     model: Program | None = None
-    known: dict[tuple[Mesh, Layout], Price] = attrs.field(factory=dict)
+    known: dict[Plan, Price] = attrs.field(factory=dict)
     alike: dict[tuple[object, ...], Price] = attrs.field(factory=dict)
 
     @classmethod

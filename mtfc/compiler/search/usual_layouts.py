@@ -15,6 +15,7 @@ from mtfc.compiler.ir.loops import looped_dims
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.structure import reshape_groups
 from mtfc.compiler.ir.types import EVERY, Axes, Dim, Layout, Mesh, Rules
+from mtfc.compiler.search.found import Plan
 from mtfc.compiler.search.global_layouts.layout_space import values_of
 
 MODEL_PARTS = (2, 4, 8)
@@ -103,14 +104,14 @@ def usual_layouts(forward: Function, line: Mesh, trains: bool) -> dict[str, Layo
     return found
 
 
-def starting_layouts(forward: Function, meshes: Sequence[Mesh], trains: bool) -> list[tuple[Mesh, Layout]]:
+def starting_layouts(forward: Function, meshes: Sequence[Mesh], trains: bool) -> list[Plan]:
     """Return the usual layouts on meshes of one axis, or on a single mesh, and products on those of two axes."""
     lines = [mesh for mesh in meshes if len(mesh.axes) == 1] or meshes[:1]
     usual = [(line, each) for line in lines for each in usual_layouts(forward, line, trains).values()]
     return [*usual, *products(forward, meshes, trains)]
 
 
-def products(forward: Function, meshes: Sequence[Mesh], trains: bool) -> Iterator[tuple[Mesh, Layout]]:
+def products(forward: Function, meshes: Sequence[Mesh], trains: bool) -> Iterator[Plan]:
     """Yield products of data and model parallelism on meshes of two axes, also with parameters stored over the data axis."""
     batch = batch_dims(forward)
     for mesh in meshes:

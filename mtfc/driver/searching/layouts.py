@@ -17,9 +17,11 @@ from mtfc.compiler.ir.types import Forms, Layout, Mesh, Rules
 from mtfc.compiler.search.forms_search import FormsSearch, forms_of, with_loop_forms
 from mtfc.compiler.search.found import (
     IN_BYTES,
+    FindPlan,
     Found,
     NothingFits,
     Objective,
+    Plan,
     Price,
     PricedLayouts,
     Pricing,
@@ -63,7 +65,7 @@ class LayoutFinder:
     pricer: LayoutPricer
     objective: Objective
     storage: bool = False
-    seen: dict[tuple[Mesh, Layout], Price] = attrs.field(factory=dict)
+    seen: dict[Plan, Price] = attrs.field(factory=dict)
 
     @property
     def trains(self) -> bool:
@@ -74,7 +76,7 @@ class LayoutFinder:
         self,
         meshes: Sequence[Mesh],
         until: float,
-        known: Sequence[tuple[Mesh, Layout]] = (),
+        known: Sequence[Plan] = (),
         rules: Layout | None = None,
         with_forms: bool = False,
     ) -> Found:
@@ -97,7 +99,7 @@ class LayoutFinder:
             short,
         )
         plain = [*dict.fromkeys((mesh, attrs.evolve(layout, forms=Forms())) for mesh, layout in known)]
-        find: Callable[[Pricing, float], Found] = partial(space.best, known=plain)
+        find: FindPlan = partial(space.best, known=plain)
         if with_forms:
             given = [each for each in known if each[1].forms.entries]
             find = partial(self._with_forms, find, given)
@@ -111,13 +113,7 @@ class LayoutFinder:
         best = self.with_loop_forms(found, until) if with_forms else found
         return best if best.refuted else self.bounded(best, best.lower_bound)
 
-    def _by_layers(
-        self,
-        find: Callable[[Pricing, float], Found],
-        layers: LayersPricer,
-        until: float,
-        some: Iterable[tuple[Mesh, Layout]],
-    ) -> Found:
+    def _by_layers(self, find: FindPlan, layers: LayersPricer, until: float, some: Iterable[Plan]) -> Found:
         """Find the best layout by the prices of repeated layers, and price it exactly.
 
         some: layouts whose prices tell how long a price takes.
@@ -131,25 +127,14 @@ class LayoutFinder:
         value = value_of(price, self.objective)
         return attrs.evolve(best, objective=value, lower_bound=min(best.lower_bound, value), refuted=None)
 
-    def best_in_form(
-        self,
-        find: Callable[[Pricing, float], Found],
-        until: float,
-        given: Sequence[tuple[Mesh, Layout]] = (),
-    ) -> Found:
+    def best_in_form(self, find: FindPlan, until: float, given: Sequence[Plan] = ()) -> Found:
         """Return what a search finds until a time of `process_time`, in its best forms. Raises `NothingFits`.
 
         given: layouts with forms that are tried, too.
         """
         return self.with_loop_forms(self._with_forms(find, given, self.pricer, until), until)
 
-    def _with_forms(
-        self,
-        find: Callable[[Pricing, float], Found],
-        given: Sequence[tuple[Mesh, Layout]],
-        pricing: Pricing,
-        until: float,
-    ) -> Found:
+    def _with_forms(self, find: FindPlan, given: Sequence[Plan], pricing: Pricing, until: float) -> Found:
         """Find the best layout, whose forms are priced in a part of the time. Raises `NothingFits`."""
         (function,) = self.pricer.program.functions
         hardware = self.pricer.hardware
@@ -174,9 +159,9 @@ class LayoutFinder:
     def without_faults(
         self,
         meshes: Sequence[Mesh],
-        known: Sequence[tuple[Mesh, Layout]],
+        known: Sequence[Plan],
         until: float,
-        avoiding: Callable[[BestLayout, Sequence[tuple[Mesh, Layout]], float], Found] | None = None,
+        avoiding: Callable[[BestLayout, Sequence[Plan], float], Found] | None = None,
         with_forms: bool = True,
     ) -> Found:
         """Find the best global layout. Raises `NothingFits`.
@@ -184,15 +169,13 @@ class LayoutFinder:
         avoiding: for a function of JAX, the search for a layout whose plan meets no known fault of XLA.
         """
 
-        def best(rules: Layout, known: Sequence[tuple[Mesh, Layout]], until: float) -> Found:
+        def best(rules: Layout, known: Sequence[Plan], until: float) -> Found:
             given = [(mesh, attrs.evolve(x, rules=joined(x.rules, rules.rules))) for mesh, x in known]
             return self.best_global(meshes, until, given, rules=rules, with_forms=with_forms)
 
         return best(Layout(""), known, until) if avoiding is None else avoiding(best, known, until)
 
-    def in_time(
-        self, layouts: Iterable[tuple[Mesh, Layout]], until: float, late: float = inf
-    ) -> Iterator[tuple[Mesh, Layout]]:
+    def in_time(self, layouts: Iterable[Plan], until: float, late: float = inf) -> Iterator[Plan]:
         """Yield priced layouts until a time of `process_time`, or at most until `late` if none fits into the memory by then."""
         room = room_on(self.pricer.hardware, self.objective)
         for mesh, layout in layouts:
@@ -216,9 +199,9 @@ class LayoutFinder:
         self,
         meshes: Sequence[Mesh],
         until: float,
-        known: Sequence[tuple[Mesh, Layout]] = (),
+        known: Sequence[Plan] = (),
         rules: Layout | None = None,
-        best_global: tuple[Mesh, Layout] | None = None,
+        best_global: Plan | None = None,
     ) -> Found:
         """Find the best layouts of single equations until a time of `process_time`. The rest is as in `best_global`."""
         from mtfc.compiler.search.per_equation.per_equation_search import EquationSpace
@@ -244,8 +227,8 @@ class LayoutSearch:
 
     task: SearchTask
     finder: LayoutFinder
-    others: Mapping[str, tuple[Mesh, Layout]]
-    known: Sequence[tuple[Mesh, Layout]] = ()
+    others: Mapping[str, Plan]
+    known: Sequence[Plan] = ()
     asked: AskedRules | None = None
 
     @classmethod
@@ -265,9 +248,7 @@ class LayoutSearch:
         known = [each for each in given if not each[1].pipelines]
         if not task.space.freedom.unstaged:
             return cls(task, finder, others, known, asked)
-        usual: Iterable[tuple[Mesh, Layout]] = products(
-            finder.program.function("forward"), task.meshes, finder.trains
-        )
+        usual: Iterable[Plan] = products(finder.program.function("forward"), task.meshes, finder.trains)
         if options.axes_names is not None:
             known, usual = [*under_names(known, task.meshes)], under_names([*usual], task.meshes)
         return cls(task, finder, others, [*known, *finder.in_time(usual, task.until, task.late)], asked)
@@ -369,7 +350,7 @@ class LayoutSearch:
         return best_with_rules(self.asked, result, seconds, find, least)
 
 
-def _compared(task: SearchTask, finder: LayoutFinder) -> dict[str, tuple[Mesh, Layout]]:
+def _compared(task: SearchTask, finder: LayoutFinder) -> dict[str, Plan]:
     """Return the layouts to compare with, by name: those of the file, and the usual ones under names that the file leaves free.
 
     The usual ones are on the given mesh, or on a mesh of a single axis. The better one of two for model parallelism has its name.

@@ -11,6 +11,7 @@ import attrs
 from mtfc.compiler.cost.device_graph import MOST_PLACED, DeviceGraph, Machine
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.types import Layout, Mesh, Rules
+from mtfc.compiler.search.found import Plan
 from mtfc.compiler.search.global_layouts.layout_space import AXES
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.selection import Selection
@@ -167,9 +168,7 @@ def possible_meshes(options: SearchOptions, selection: Selection, meshes: Sequen
     return tuple(dict.fromkeys((*searched, *(declared if options.axes_names is None else ()))))
 
 
-def under_names(
-    known: Iterable[tuple[Mesh, Layout]], meshes: Iterable[Mesh]
-) -> Iterator[tuple[Mesh, Layout]]:
+def under_names(known: Iterable[Plan], meshes: Iterable[Mesh]) -> Iterator[Plan]:
     """Yield each layout, with renamed axes, on the mesh of the same shape among `meshes`; leave out layouts of other shapes."""
     by_shape = {tuple(mesh.sizes.values()): mesh for mesh in meshes}
     for own, layout in known:

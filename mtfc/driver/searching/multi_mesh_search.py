@@ -16,7 +16,6 @@ from time import process_time
 import attrs
 
 from mtfc.compiler.activity import report_progress
-from mtfc.compiler.cost.sizes import whole
 from mtfc.compiler.diagnostics import CompileError
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Axes, Dim, Layout, Rules
@@ -180,7 +179,7 @@ class MultiMeshSearch:
         step = self.prices[candidate]
         if step is None:
             return True, float("inf")
-        return memory_of(step) > self.task.hardware.device.memory, step.seconds
+        return step.memory > self.task.hardware.device.memory, step.seconds
 
     def _step(self, candidate: Candidate) -> MultiMeshStep | None:
         """Simulate a step; None for an illegal candidate."""
@@ -221,11 +220,6 @@ def _beside(program: Program) -> dict[Dim, set[Dim]]:
     return {dim: beside[dim] for dim in dims if dim in beside}
 
 
-def memory_of(step: MultiMeshStep) -> int:
-    """Return the bytes of the device that needs most."""
-    return max(whole(each.memory.total) for each in step.cost.meshes)
-
-
 def search_multi_mesh(task: SearchTask) -> SearchAnswer:
     """Search for the rules of a layout of several meshes. Raises `NothingFits`, `CompileError` and `UsageError`."""
     case = task.selection.multi_mesh[0]
@@ -233,8 +227,8 @@ def search_multi_mesh(task: SearchTask) -> SearchAnswer:
     best, ending = found.best()
     step, declared = found.prices[best], found.prices[found.declared]
     assert declared is not None, "the declared layout is legal"
-    if step is None or memory_of(step) > task.hardware.device.memory:
-        least = min(memory_of(each) for each in found.prices.values() if each is not None)
+    if step is None or step.memory > task.hardware.device.memory:
+        least = min(each.memory for each in found.prices.values() if each is not None)
         raise NothingFits(f"no layout was found that fits: {memory_text(task.hardware.device.memory, least)}")
     name, text = found.text(best)
     result = MultiMeshSearchResult(

@@ -24,6 +24,7 @@ from mtfc.compiler.ir.types import EVERY, Dim, Layout, Mesh, Pipeline, Rules
 from mtfc.compiler.search.found import (
     Found,
     NothingFits,
+    Plan,
     PricedLayouts,
     Pricing,
     descend,
@@ -84,8 +85,6 @@ def _can_be_cut(eqn: Equation, batch: Dim) -> bool:
         return False
     return True
 
-
-Plan = tuple[Mesh, Layout]
 
 Fits = tuple[float, float]
 """Bytes beyond the memory, and the value of the objective: the order in which pipelines are compared."""

@@ -65,7 +65,8 @@ def _with_micro_batches(search: LayoutSearch) -> tuple[LayoutSearch, float]:
 
     Other numbers than that of the file are tried if the file has micro-batches, or no usual layout fits. One comes first.
     """
-    task, best, accumulate, least = search.task, _usual(search), _accumulate(search), inf
+    task, best, least, training = search.task, _usual(search), inf, search.finder.program.training
+    accumulate = 1 if training is None else training.accumulate
     if accumulate > 1 or best == inf:
         least = search.finder.least(task.meshes[0]) if accumulate == 1 else 0.0
         for other in _micro_batched(task, accumulate):
@@ -88,11 +89,6 @@ def _nearest(search: LayoutSearch) -> str:
         return ""
     help = "a smaller batch, more devices or a machine with more memory would help"
     return f"; the nearest is {plan_text(mesh, layout)}, and {help}"
-
-
-def _accumulate(search: LayoutSearch) -> int:
-    training = search.finder.program.training
-    return 1 if training is None else training.accumulate
 
 
 def _usual(search: LayoutSearch) -> float:

@@ -18,7 +18,7 @@ from mtfc.compiler.cost.hardware import Link, Rate
 from mtfc.compiler.diagnostics import CompileError
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Layout, Mesh
-from mtfc.compiler.search.found import NothingFits
+from mtfc.compiler.search.found import NothingFits, Plan
 from mtfc.compiler.search.usual_layouts import batch_dims
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.selection import select
@@ -150,7 +150,7 @@ def _on_mesh(task: SearchTask, mesh: Mesh, layout: Layout) -> SearchTask:
     return attrs.evolve(again, start=_checked(again, mesh, layout))
 
 
-def _checked(task: SearchTask, mesh: Mesh, layout: Layout) -> tuple[Mesh, Layout] | None:
+def _checked(task: SearchTask, mesh: Mesh, layout: Layout) -> Plan | None:
     """Return a plan if it is legal for the program of a search."""
     text, shape = f"{{ {rules_text(layout)} }}", "; ".join(f"{name}: {size}" for name, size in mesh.axes)
     choice = attrs.evolve(task.options.choice, layout=text, mesh=shape)

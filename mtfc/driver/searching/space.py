@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
-from mtfc.compiler.ir.types import Layout, Mesh
+from mtfc.compiler.ir.types import Mesh
+from mtfc.compiler.search.found import Plan
 from mtfc.driver.loading.selection import Selection
 from mtfc.driver.loading.sources import Sources, known_as
 from mtfc.driver.options import SearchOptions
@@ -98,7 +99,7 @@ class SearchTask:
     started: float
     until: float
     accumulate: int | None = None
-    start: tuple[Mesh, Layout] | None = None
+    start: Plan | None = None
 
     @property
     def late(self) -> float:

@@ -10,7 +10,7 @@ import attrs
 from mtfc.compiler.diagnostics import CompileError
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Layout, Mesh
-from mtfc.compiler.search.found import Found, NothingFits
+from mtfc.compiler.search.found import Found, NothingFits, Plan
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.layout_targets import layout_targets
 from mtfc.driver.searching.space import SearchTask
@@ -93,7 +93,7 @@ EXAMPLES: Mapping[str, str] = {
 """The rules that each space takes."""
 
 
-Find = Callable[[Sequence[Mesh], float, Sequence[tuple[Mesh, Layout]], Layout], Found]
+Find = Callable[[Sequence[Mesh], float, Sequence[Plan], Layout], Found]
 """A search: meshes, deadline, layouts to start from, and the rules that a layout must have."""
 
 

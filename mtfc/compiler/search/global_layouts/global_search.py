@@ -30,6 +30,7 @@ from mtfc.compiler.search.found import (
     Found,
     NothingFits,
     Objective,
+    Plan,
     Price,
     PricedLayouts,
     Pricing,
@@ -334,7 +335,7 @@ class BranchAndBound(PricedLayouts):
         least = min((float(block.bounds[0]) for block in blocks), default=float("inf"))
         return least * (1 - ROUNDING)
 
-    def run(self, branchings: Sequence[Branching], known: Iterable[tuple[Mesh, Layout]]) -> None:
+    def run(self, branchings: Sequence[Branching], known: Iterable[Plan]) -> None:
         """Search until the best layout is proven, time is up, or `KeyboardInterrupt`."""
         self.waiting = sorted(branchings, key=lambda on: -on.axes)
         try:
@@ -456,7 +457,7 @@ class GlobalSpace:
     recomputes: bool = False
     layers: tuple[Sequence[Function], int] | None = None
 
-    def best(self, pricing: Pricing, until: float, known: Iterable[tuple[Mesh, Layout]] = ()) -> Found:
+    def best(self, pricing: Pricing, until: float, known: Iterable[Plan] = ()) -> Found:
         """Return the layout under which the step takes least time or memory, as far as is found `until` then.
 
         known: layouts that are tried first, so that nothing worse is found. Raises `NothingFits`. `KeyboardInterrupt` ends the

@@ -109,15 +109,15 @@ def search(step: Function, splittable: Collection[str], mesh: Mesh, until: float
         raise NothingFits(
             f"the time ended before all {len(mesh.axes)} cuts were known; a larger --budget or a --mesh with fewer axes may help"
         ) from None
-    ended = {"is_late": True}
+    bound, is_interrupted, is_late = 0.0, False, True
     try:
         best = best_layouts(counted_network(step, mesh, splittable, PublishedNetwork, until), None, until)
-        bound = best.lower_bound
-        ended = {"is_interrupted": best.is_interrupted, "is_late": best.is_late}
+        bound, is_interrupted, is_late = best.lower_bound, best.is_interrupted, best.is_late
     except (TimeoutError, NotFound):
-        bound = 0.0
+        pass
     except KeyboardInterrupt:
-        bound, ended = 0.0, {"is_interrupted": True}
+        is_interrupted = True
     is_least = isclose(found.objective, bound, rel_tol=ROUNDING)
     sent = bound if is_least else found.objective
-    return attrs.evolve(found, objective=sent, lower_bound=min(bound, sent), **ended)
+    ended = attrs.evolve(found, is_interrupted=is_interrupted, is_late=is_late)
+    return attrs.evolve(ended, objective=sent, lower_bound=min(bound, sent))

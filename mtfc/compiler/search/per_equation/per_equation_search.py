@@ -26,7 +26,15 @@ from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.core import Function, Value
 from mtfc.compiler.ir.types import Layout, Mesh, Rules
 from mtfc.compiler.passes.partition.layout_rules import without_unit_axes
-from mtfc.compiler.search.found import Found, NothingFits, Objective, PricedLayouts, Pricing, memory_text
+from mtfc.compiler.search.found import (
+    Found,
+    NothingFits,
+    Objective,
+    Plan,
+    PricedLayouts,
+    Pricing,
+    memory_text,
+)
 from mtfc.compiler.search.global_layouts.step_facts import StepFacts
 from mtfc.compiler.search.per_equation.choice_network import (
     ChoiceNetwork,
@@ -183,11 +191,7 @@ class EquationSpace:
     fixed: Mapping[str, Rules] = attrs.field(factory=dict)
 
     def best(
-        self,
-        pricing: Pricing,
-        until: float,
-        known: Collection[tuple[Mesh, Layout]] = (),
-        best_global: tuple[Mesh, Layout] | None = None,
+        self, pricing: Pricing, until: float, known: Collection[Plan] = (), best_global: Plan | None = None
     ) -> Found:
         """Return the layouts under which the step takes least time within the device's memory.
 
@@ -201,10 +205,12 @@ class EquationSpace:
         nothing.
 
         With the objective `bytes`, devices repeat no work, and each use of a value counts by itself (see `sent_bytes.py`). Known
-        layouts may repeat work, so there are none.
+        layouts may repeat work, so there are none. The first mesh of the most axes is enough: their order does not change the
+        bytes, and its tilings contain those of meshes in which neighbouring axes are one.
         """
         in_bytes, hardware = self.objective == "bytes", self.hardware
-        meshes = _finest(self.meshes) if in_bytes else of_few_axes(self.meshes)
+        finest = max(self.meshes, key=lambda mesh: len(mesh.axes))
+        meshes = [finest] if in_bytes else of_few_axes(self.meshes)
         if best_global is not None:
             known = (*known, best_global)
             meshes = [*meshes, *(mesh for mesh in [best_global[0]] if mesh not in meshes)]
@@ -218,7 +224,8 @@ class EquationSpace:
             excess = max(0.0, min(needed, default=0) - hardware.device.memory)
             if not excess or answers[-1].is_interrupted or monotonic() > until:
                 break
-            smaller = _with_memory(smaller, smaller.device.memory - excess)
+            memory = max(smaller.device.memory - excess, 0.0)
+            smaller = attrs.evolve(smaller, device=attrs.evolve(smaller.device, memory=memory))
             answers.append(attrs.evolve(ask(smaller), bound=answers[0].bound))
         unsplit = None if self.fixed or in_bytes else (meshes[0], Layout("none"))
         best = self._best(answers, pricing, known, unsplit)
@@ -279,11 +286,7 @@ class EquationSpace:
         return network
 
     def _best(
-        self,
-        answers: Sequence[_Answer],
-        pricing: Pricing,
-        known: Iterable[tuple[Mesh, Layout]],
-        unsplit: tuple[Mesh, Layout] | None,
+        self, answers: Sequence[_Answer], pricing: Pricing, known: Iterable[Plan], unsplit: Plan | None
     ) -> Found:
         """Return the best solution that fits, or a known layout that takes less time when both are compiled.
 
@@ -295,7 +298,7 @@ class EquationSpace:
         tried = PricedLayouts(pricing, self.objective, room)
         tried.is_interrupted = any(each.is_interrupted for each in answers)
         tried.is_late = any(each.is_late for each in answers)
-        costs: dict[tuple[Mesh, Layout], float] = {}
+        costs: dict[Plan, float] = {}
         for best in (each for answer in answers for each in self._promising(answer)):
             tried.offer(best.mesh, best.layout)
             costs.setdefault((best.mesh, best.layout), best.objective)
@@ -326,17 +329,6 @@ class EquationSpace:
 def of_few_axes(meshes: Sequence[Mesh]) -> list[Mesh]:
     """Return the meshes with at most `AXES` axes, or else the first mesh."""
     return [mesh for mesh in meshes if len(mesh.axes) <= AXES] or [meshes[0]]
-
-
-def _finest(meshes: Sequence[Mesh]) -> list[Mesh]:
-    """Return the first mesh with the most axes. The order of its axes does not change the bytes, and its tilings contain those of
-    meshes in which neighbouring axes are one.
-    """
-    return [max(meshes, key=lambda mesh: len(mesh.axes))]
-
-
-def _with_memory(hardware: Hardware, memory: float) -> Hardware:
-    return attrs.evolve(hardware, device=attrs.evolve(hardware.device, memory=max(memory, 0.0)))
 
 
 def _may_be_small(step: Function, mesh: Mesh, device: Device) -> bool:
