@@ -48,7 +48,7 @@ from mtfc.compiler.cost.sizes import Amount, Scale, bytes_of
 from mtfc.compiler.cost.tpu.tiling import Tiles, pixels_of
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Equation, Function, Role, Value, walk
-from mtfc.compiler.ir.loops import charged_equation, pairs, region_of, unroll_of
+from mtfc.compiler.ir.loops import charged_equation, outputs_of, pairs, region_of, unroll_of
 from mtfc.compiler.ir.opdef import no_flops
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.collectives import kind_of
@@ -476,7 +476,7 @@ def _keys(
 ) -> Iterator[tuple[Value, object]]:
     """Yield each result with a key; results of equal keys may be equal."""
     if eqn.regions:
-        for result, output in zip(eqn.results, region_of(eqn).outputs, strict=True):
+        for result, output in outputs_of(eqn):
             yield result, result if output.updates else (eqn, known.get(output.value, output.value))
         return
     operands, mixed = [known.get(value, value) for value in eqn.operands], replaced.get(eqn, frozenset())

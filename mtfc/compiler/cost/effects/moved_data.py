@@ -28,7 +28,7 @@ from mtfc.compiler.analysis.dimension_names import (
 )
 from mtfc.compiler.cost.lower_bounds import CommonProgram
 from mtfc.compiler.ir.core import Equation, Function, Value
-from mtfc.compiler.ir.loops import dim_of, pairs, region_of
+from mtfc.compiler.ir.loops import dim_of, outputs_of, pairs, region_of
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.attention import MEMORY
 
@@ -107,8 +107,8 @@ def moved_data(program: CommonProgram, function: Function, trips: int = 1) -> It
     yield from (move for a in function.arguments if a.value.name in carried for move in finder.moves(a.value))
     for eqn in function.body:
         if eqn.regions:
-            results = zip(eqn.results, region_of(eqn).outputs, strict=True)
-            yield from (move for value, out in results if out.updates for move in finder.moves(value))
+            updated = (value for value, output in outputs_of(eqn) if output.updates)
+            yield from (move for value in updated for move in finder.moves(value))
         elif finder.counts(eqn) and _stays(eqn):
             reduced = (dim.name for dim in rule_of(eqn).reduced)
             yield from finder.moves(eqn.results[0], reduced)

@@ -38,7 +38,7 @@ from mtfc.compiler.cost.tpu.tiling import (
     stored_bytes,
 )
 from mtfc.compiler.ir.core import Equation, Function, Value
-from mtfc.compiler.ir.loops import carried, dim_of, is_loop_body, pairs, region_of
+from mtfc.compiler.ir.loops import carried, dim_of, is_loop_body, outputs_of, pairs, region_of
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.types import ITEM_BYTES, Mesh, TensorType
 
@@ -212,8 +212,7 @@ def is_short(type: TensorType) -> bool:
 
 def stacks(loop: Equation) -> list[Value]:
     """Return the results that a loop fills slice by slice."""
-    results = zip(loop.results, region_of(loop).outputs, strict=True)
-    return [value for value, output in results if output.updates is None]
+    return [value for value, output in outputs_of(loop) if output.updates is None]
 
 
 def _rounded(loop: Equation) -> Iterator[Value]:

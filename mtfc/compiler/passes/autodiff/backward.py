@@ -43,6 +43,7 @@ from mtfc.compiler.ir.loops import (
     is_unbounded,
     make_loop,
     map_regions,
+    outputs_of,
     pairs,
     region_of,
     results_of,
@@ -237,8 +238,7 @@ def _residuals(eqn: Equation, body: LoopBody, again: list[Equation]) -> Residual
     """Return the residuals; equations that rename them back are inserted at the start of `again`."""
     given, yielded = list[tuple[Value, Argument]](), list[Output]()
     operands = {argument.value: (value, argument) for value, argument in pairs(eqn)}
-    outputs = zip(body.region.outputs, eqn.results, strict=True)
-    stacked = {output.value: result for output, result in outputs if output.updates is None}
+    stacked = {output.value: result for result, output in outputs_of(eqn) if output.updates is None}
     used = _free_values([*again, *body.backward], body.grads.values())
     taken = {output.name for output in body.region.outputs}
     for value in used:

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import attrs
 
 from mtfc.compiler.ir.builder import Builder, Names
-from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Value, walk
+from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Role, Value, walk
 from mtfc.compiler.ir.loops import (
     MICRO_BATCHES,
+    NewLoop,
     is_over_micro_batches,
-    make_loop,
     pairs,
     plain_loop,
     region_of,
@@ -91,11 +91,17 @@ def over_micro_batches(
     sums = {f"sum_{name}": value for name, value in reported.items()}
     sums |= {f"d_{parameter.name}": g for parameter, g in found.items()}
     states = replaced_by(body)
-    region = _region(inner, body, sums, states)
-    starts = [b.zeros(argument.value.type) for argument in region.arguments[: len(sums)]]
-    operands = [*starts, *(outside[argument.value] for argument in region.arguments[len(sums) :])]
-    loop = make_loop(b.names, region, operands, attrs.evolve(plain_loop(micro, b), stage="backward"))
-    b.append(loop)
+    over = NewLoop(b, inner, micro)
+    for name, value in sums.items():
+        total = over.argument(b.zeros(value.type), "carried", name)
+        over.outputs.append(Output(total.name, inner("add", total, value), total.name))
+    over.outputs += [Output(name, value, name) for name, value in states.items()]
+    own = {a.value.name: a for a in body.arguments}
+    for name in (*states, *(name for name in own if name not in states)):
+        argument = own[name]
+        role: Role = "carried" if name in states else "sliced" if argument.role == "input" else "invariant"
+        over.given.append((outside[argument.value], attrs.evolve(argument, role=role)))
+    loop = over.append(MICRO_BATCHES, attrs.evolve(plain_loop(micro, b), stage="backward"))
     totals, of_gradients = loop.results[: len(reported)], loop.results[len(reported) : len(sums)]
     of_parameters = {outside[p]: total for p, total in zip(found, of_gradients, strict=True)}
     new = dict(zip(states, loop.results[len(sums) :], strict=True))
@@ -160,26 +166,3 @@ def _counted(b: Builder, body: Function, micro: Dim) -> tuple[Function, dict[Val
 def _as_float(b: Builder, value: Value) -> Value:
     """Cast an integer or truth value to f32, as a mean needs."""
     return value if value.type.dtype in FLOATS else b.cast(value, "f32")
-
-
-def _region(
-    inner: Builder,
-    body: Function,
-    sums: Mapping[str, Value],
-    states: Mapping[str, Value],
-) -> Function:
-    """Return the region of one micro-batch.
-
-    It carries the sum of each value of `sums` under the value's name there, and the states with their new values.
-    """
-    arguments, outputs = [], []
-    for name, value in sums.items():
-        total = Value(inner.names.fresh(name), value.type)
-        arguments.append(Argument(total, "carried"))
-        outputs.append(Output(total.name, inner("add", total, value), total.name))
-    given = {a.value.name: a for a in body.arguments if a.role == "parameter"}
-    arguments += [attrs.evolve(given[name], role="carried") for name in states]
-    outputs += [Output(name, value, name) for name, value in states.items()]
-    arguments += [attrs.evolve(a, role="invariant") for name, a in given.items() if name not in states]
-    arguments += [attrs.evolve(a, role="sliced") for a in body.arguments if a.role == "input"]
-    return Function(MICRO_BATCHES, tuple(arguments), tuple(inner.body), tuple(outputs))
