@@ -430,7 +430,7 @@ class RoundTrip:
                 found = scope.of_top(self.new[old])
             values[argument.value] = self._as_shared(build, found)
         sums = {value for value, old in new.items() if old in self.sums}
-        StageBody(dims, sums).body(build, middle.body, values, micro)
+        StageBody(dims, sums, build, values, micro).body(middle.body)
         made = {new[output.value]: values[output.value] for output in middle.outputs}
         for value in self.wanted:
             self._keep(scope, value, made[value], micro)

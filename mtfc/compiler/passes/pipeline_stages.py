@@ -363,17 +363,21 @@ class StageLoop(NewLoop):
 
 @attrs.frozen
 class StageBody:
-    """Gives the values of a loop's body the dimension `stages`, and cuts the batch out of them."""
+    """Gives the values of a body the dimension `stages`, and cuts the batch out of them, for the micro-batch `micro`.
+
+    new: value of the body -> value here.
+    """
 
     dims: StageDims
     sums: set[Value]
+    build: Builder
+    new: dict[Value, Value]
+    micro: Value
 
     def loop(
         self,
-        b: Builder,
         eqn: Equation,
         given: Sequence[Value],
-        micro: Value,
         dim: Dim,
         tick: Tick | None = None,
         kept: Mapping[str, Held] = {},
@@ -384,23 +388,23 @@ class StageBody:
         tick: of the loop over the layers of a stage, which reads them from stacks. kept: name of an output -> where the loop
         keeps it. read: argument that the loop reads from what is kept -> the place of the first layer.
         """
-        region, stages = region_of(eqn), self.dims.stages
+        b, region, stages = self.build, region_of(eqn), self.dims.stages
         varying = self._varying(region, given)
         loop = StageLoop(b, Builder(Names(), eqn.span, eqn.stage), dim, self.dims, region)
-        inner, new = loop.inner, loop.new
         for argument, operand in zip(region.arguments, given, strict=True):
             if argument.role == "carried" and argument.value in varying:
                 operand = with_stages(b, operand, stages)
             role = argument.role if dim in operand.type.dims or argument.role == "carried" else "invariant"
-            new[argument.value] = loop.argument(operand, role, argument.value.name, argument.span)
-        number, layer = loop.argument(micro, "invariant"), loop.layer
+            loop.new[argument.value] = loop.argument(operand, role, argument.value.name, argument.span)
+        number, layer = loop.argument(self.micro, "invariant"), loop.layer
         if tick is not None:
             loop.read_layers(tick, read)
-        self.body(inner, region.body, new, number)
-        outputs = [self._output(inner, region, new, number, output) for output in region.outputs]
+        inside = attrs.evolve(self, build=loop.inner, new=loop.new, micro=number)
+        inside.body(region.body)
+        outputs = [inside._output(region, output) for output in region.outputs]
         if tick is not None:
             outputs = [loop.keep(o, kept[o.name], tick) if o.name in kept else o for o in outputs]
-            if kept or any(layer in eqn.operands for eqn in inner.body):
+            if kept or any(layer in eqn.operands for eqn in loop.inner.body):
                 loop.given.append((b("range", dim=dim), Argument(layer, "sliced")))
         order = sorted(range(len(outputs)), key=lambda i: outputs[i].updates is None)
         loop.outputs = [outputs[i] for i in order]
@@ -408,18 +412,17 @@ class StageBody:
         results = [made.results[order.index(i)] for i in range(len(order))]
         return [with_stages(b, each, stages) if stages in each.type.dims else each for each in results]
 
-    def _output(
-        self, b: Builder, region: Function, new: Mapping[Value, Value], micro: Value, output: Output
-    ) -> Output:
-        value = new[output.value]
+    def _output(self, region: Function, output: Output) -> Output:
+        value = self.new[output.value]
         carry = next((a.value for a in carried(region) if a.value.name == output.updates), None)
         if carry is None:
             return attrs.evolve(output, value=value)
         if carry in self.sums and output.value not in self.sums:
-            value = self._first_term(b, value, micro)
-        if self.dims.stages in new[carry].type.dims:
-            value = with_stages(b, value, self.dims.stages)
-        return attrs.evolve(output, value=b.ordered(value, new[carry].type.dims), updates=new[carry].name)
+            value = self._first_term(value)
+        before = self.new[carry]
+        if self.dims.stages in before.type.dims:
+            value = with_stages(self.build, value, self.dims.stages)
+        return attrs.evolve(output, value=self.build.ordered(value, before.type.dims), updates=before.name)
 
     def _varying(self, region: Function, given: Sequence[Value]) -> set[Value]:
         """Return the values of a region, without those of inner regions, that differ between stages."""
@@ -448,44 +451,41 @@ class StageBody:
         inside = self._closure(region, {a.value for v, a in pairs(eqn) if v in known or a.value in self.sums})
         return results_of(eqn, inside)
 
-    def body(self, b: Builder, body: Iterable[Equation], new: dict[Value, Value], micro: Value) -> None:
+    def body(self, body: Iterable[Equation]) -> None:
         for eqn in body:
-            b.span, b.stage = eqn.span, eqn.stage
+            self.build.span, self.build.stage = eqn.span, eqn.stage
             if eqn.regions:
-                given = [
-                    self._operand(b, new, v, micro, argument.value in self.sums) for v, argument in pairs(eqn)
-                ]
-                made = self.loop(b, eqn, given, micro, dim_of(eqn))
+                given = [self._operand(value, argument.value in self.sums) for value, argument in pairs(eqn)]
+                made = self.loop(eqn, given, dim_of(eqn))
             else:
-                made = self._equation(b, eqn, new, micro)
-            new.update(zip(eqn.results, made, strict=True))
+                made = self._equation(eqn)
+            self.new.update(zip(eqn.results, made, strict=True))
 
-    def _operand(
-        self, b: Builder, new: Mapping[Value, Value], value: Value, micro: Value, is_sum: bool
-    ) -> Value:
+    def _operand(self, value: Value, is_sum: bool) -> Value:
         """Return the new value of an operand that is used as a sum, or not."""
-        return self._first_term(b, new[value], micro) if is_sum and value not in self.sums else new[value]
+        new = self.new[value]
+        return self._first_term(new) if is_sum and value not in self.sums else new
 
-    def _first_term(self, b: Builder, x: Value, micro: Value) -> Value:
+    def _first_term(self, x: Value) -> Value:
         """Return a value as a sum: the term of the first micro-batch is the value, and the others are 0."""
-        is_first = b("eq", micro, b.constant(0, "i32"))
-        return b("mask", is_first, with_stages(b, x, self.dims.stages))
+        is_first = self.build("eq", self.micro, self.build.constant(0, "i32"))
+        return self.build("mask", is_first, with_stages(self.build, x, self.dims.stages))
 
-    def _equation(self, b: Builder, eqn: Equation, new: Mapping[Value, Value], micro: Value) -> list[Value]:
-        stages = self.dims.stages
+    def _equation(self, eqn: Equation) -> list[Value]:
+        b, stages = self.build, self.dims.stages
         group = summed_group(OPS[eqn.op], eqn, self.sums) if eqn.results[0] in self.sums else None
         has_sums = not self.sums.isdisjoint(eqn.operands)
         operands = [
-            self._operand(b, new, value, micro, has_sums and group is not None and i in group)
+            self._operand(value, has_sums and group is not None and i in group)
             for i, value in enumerate(eqn.operands)
         ]
         attributes = cut_attributes(eqn.attrs, self.dims.batch, self.dims.part)
         if has_trait(eqn, "random") and self.dims.batch in eqn.result.type.dims:
             whole = self.dims.cut_in_place(eqn.result.type.dims)
             attributes |= {"dims": whole, "at": self.dims.micro}
-            operands.append(micro)
+            operands.append(self.micro)
         if any(stages in value.type.dims for value in operands):
-            operands = self._alike(b, eqn, operands)
+            operands = self._alike(eqn, operands)
             attributes |= _with_first_dim(attributes, stages)
         made = b.several(eqn.op, *operands, names=[value.name for value in eqn.results], **attributes)
         b.body[-1] = attrs.evolve(b.body[-1], path=eqn.path)
@@ -495,7 +495,7 @@ class StageBody:
             for value, old in zip(made, eqn.results, strict=True)
         ]
 
-    def _alike(self, b: Builder, eqn: Equation, operands: Sequence[Value]) -> list[Value]:
+    def _alike(self, eqn: Equation, operands: Sequence[Value]) -> list[Value]:
         """Give all operands the dimension `stages`, unless the op broadcasts them by itself."""
         if has_trait(eqn, "dot"):
             return list(operands)
@@ -503,7 +503,7 @@ class StageBody:
         wanted = {self.dims.stages, *self.dims.one(eqn.results[0].type.dims)}
         if is_elementwise and any({*value.type.dims} == wanted for value in operands):
             return list(operands)
-        return [with_stages(b, value, self.dims.stages) for value in operands]
+        return [with_stages(self.build, value, self.dims.stages) for value in operands]
 
 
 @attrs.define

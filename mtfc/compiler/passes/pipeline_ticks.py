@@ -94,7 +94,7 @@ class PipelinedLoop:
         """
         scope.build.span, scope.build.stage = self.eqn.span, self.eqn.stage
         tick = self.dims.tick(scope, number, self.reverse)
-        body, region = StageBody(self.dims, self.sums), region_of(self.eqn)
+        body, region = StageBody(self.dims, self.sums, scope.build, {}, tick.micro), region_of(self.eqn)
         read: dict[Value, Value] = {}
         if made is not None and made.slots is not None:
             first = made.slots.first(tick, is_again=True)
@@ -103,7 +103,7 @@ class PipelinedLoop:
             self._given(tick, v, a, handed, made if a.value in read else None) for v, a in pairs(self.eqn)
         ]
         kept = self._kept(tick, region)
-        found = body.loop(scope.build, self.eqn, given, tick.micro, self.dims.inner, tick, kept, read)
+        found = body.loop(self.eqn, given, self.dims.inner, tick, kept, read)
         scope.build.span, scope.build.stage = self.eqn.span, self.eqn.stage
         updated = {argument.value.name: argument for argument in carried(region)}
         leaving = {}
