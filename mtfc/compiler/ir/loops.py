@@ -42,11 +42,10 @@ import attrs
 
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.attributes import DIM, FLAG, INT, Attribute, Stated, kinds_error
-from mtfc.compiler.ir.builder import Builder, Names
+from mtfc.compiler.ir.builder import Builder, Names, Substitution, fresh_copy
 from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Role, Value, walk
 from mtfc.compiler.ir.opdef import form_error
 from mtfc.compiler.ir.ops import OPS, has_trait
-from mtfc.compiler.ir.rewrite import Substitution, fresh_copy
 from mtfc.compiler.ir.types import Dim, TensorType
 from mtfc.compiler.records import define
 

@@ -41,12 +41,11 @@ import attrs
 
 from mtfc.compiler.analysis.buffer_kinds import readers_and_outputs
 from mtfc.compiler.ir.attributes import fitted
-from mtfc.compiler.ir.builder import Builder, Names, is_narrow
+from mtfc.compiler.ir.builder import Builder, Names, Substitution, is_narrow, names_of
 from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Parameter, Program, Value
 from mtfc.compiler.ir.loops import dim_of, make_loop, pairs, region_of, sliced_type
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.creation import ELEMENT_TYPE, VALUE
-from mtfc.compiler.ir.rewrite import Substitution, names_of
 from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Dim
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.pass_base import Pass

@@ -39,13 +39,12 @@ from typing import ClassVar, TypeAlias
 import attrs
 
 from mtfc.compiler.analysis.buffer_kinds import readers_and_outputs
-from mtfc.compiler.ir.builder import Builder
+from mtfc.compiler.ir.builder import Builder, Substitution, names_of
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Value, walk
 from mtfc.compiler.ir.loops import carried, dim_of, map_regions, outputs_of, pairs, region_of
 from mtfc.compiler.ir.micro_batch_rule import MixedMicroBatches, loop_sums, results_that_are_sums, takes_batch
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.resizing import Renumbering
-from mtfc.compiler.ir.rewrite import Substitution, names_of
 from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, Pipeline, TensorType
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.pass_base import Pass

@@ -6,12 +6,11 @@ from collections.abc import Callable, Collection, Mapping
 
 import attrs
 
-from mtfc.compiler.ir.builder import Builder, wide_type
+from mtfc.compiler.ir.builder import Builder, Substitution, wide_type
 from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Value
 from mtfc.compiler.ir.loops import carried, outputs_of, pairs, region_of, with_operands
 from mtfc.compiler.ir.micro_batch_rule import before_loop
 from mtfc.compiler.ir.ops import has_trait
-from mtfc.compiler.ir.rewrite import Substitution
 from mtfc.compiler.ir.types import Dim, TensorType
 from mtfc.compiler.passes.pipeline_stages import (
     Held,

@@ -46,13 +46,12 @@ from mtfc.compiler.cost.sizes import whole
 from mtfc.compiler.cost.step_time import communication_of, lanes_of
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.diagnostics import Span
-from mtfc.compiler.ir.builder import Names
+from mtfc.compiler.ir.builder import Names, Substitution, fresh_copy, names_of
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Role, Value, walk
 from mtfc.compiler.ir.loops import dim_of, map_regions, pairs, region_of, result_type, with_operands
 from mtfc.compiler.ir.opdef import Trait
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.printer import shown_layout
-from mtfc.compiler.ir.rewrite import Substitution, fresh_copy, names_of
 from mtfc.compiler.ir.types import Axes, Dim, Mesh
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.dce import live_only

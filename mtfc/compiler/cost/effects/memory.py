@@ -47,12 +47,12 @@ from mtfc.compiler.cost.lower_bounds import CommonProgram
 from mtfc.compiler.cost.sizes import Amount, Scale, bytes_of
 from mtfc.compiler.cost.tpu.tpu_fusion import Tiles, pixels_of
 from mtfc.compiler.diagnostics import Span
+from mtfc.compiler.ir.builder import fresh_copy
 from mtfc.compiler.ir.core import Equation, Function, Role, Value, walk
 from mtfc.compiler.ir.loops import charged_equation, outputs_of, pairs, region_of, unroll_of
 from mtfc.compiler.ir.opdef import no_flops
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.collectives import kind_of
-from mtfc.compiler.ir.rewrite import fresh_copy
 from mtfc.compiler.ir.types import Mesh, TensorType
 from mtfc.compiler.records import frozen, sums
 

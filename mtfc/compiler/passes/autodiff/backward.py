@@ -32,7 +32,7 @@ from functools import partial
 import attrs
 
 from mtfc.compiler.analysis.buffer_kinds import enlarged, readers_and_outputs, readers_of
-from mtfc.compiler.ir.builder import Builder, Names, VerifyError
+from mtfc.compiler.ir.builder import Builder, Names, Substitution, VerifyError, names_of, needed_for
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value, walk
 from mtfc.compiler.ir.loops import (
     WHILE,
@@ -53,7 +53,6 @@ from mtfc.compiler.ir.opdef import no_gradient
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.creation import VALUE
 from mtfc.compiler.ir.printer import equation_text
-from mtfc.compiler.ir.rewrite import Substitution, names_of, needed_for
 from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Dim
 from mtfc.compiler.records import define, frozen
 

@@ -24,7 +24,7 @@ from typing import ClassVar
 import attrs
 
 from mtfc.compiler.analysis.output_weights import unit_of, weights_of, with_counts
-from mtfc.compiler.ir.builder import Builder, Names
+from mtfc.compiler.ir.builder import Builder, Names, Substitution, fresh_copy, names_of, rename_values
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Role, Training, Value, walk
 from mtfc.compiler.ir.loops import (
     MICRO_BATCHES,
@@ -36,7 +36,6 @@ from mtfc.compiler.ir.loops import (
 )
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.collectives import axes_of
-from mtfc.compiler.ir.rewrite import Substitution, fresh_copy, names_of, rename_values
 from mtfc.compiler.ir.training import (
     GRAD_NORM,
     LEARNING_RATE,

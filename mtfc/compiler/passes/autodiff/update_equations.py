@@ -35,11 +35,10 @@ from typing import Any
 import attrs
 
 from mtfc.compiler.ir.attributes import fitted
-from mtfc.compiler.ir.builder import Builder, Names
+from mtfc.compiler.ir.builder import Builder, Names, Substitution
 from mtfc.compiler.ir.core import Argument, Equation, Function, LossScale, Output, Value
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.creation import VALUE
-from mtfc.compiler.ir.rewrite import Substitution
 from mtfc.compiler.ir.training import GRAD_NORM, LOSS_SCALE, average_of, of_role
 from mtfc.compiler.ir.types import Dim, TensorType, scalar
 from mtfc.compiler.passes.autodiff.backward import total

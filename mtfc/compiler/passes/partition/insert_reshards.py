@@ -18,11 +18,11 @@ import attrs
 
 from mtfc.compiler.analysis.buffer_kinds import storage
 from mtfc.compiler.analysis.reshard_plans import needed_type, plan
+from mtfc.compiler.ir.builder import names_of
 from mtfc.compiler.ir.core import Equation, Function, Output, Program, Value
 from mtfc.compiler.ir.loops import charged_equation, outputs_of, pairs, region_of
 from mtfc.compiler.ir.opdef import no_flops
 from mtfc.compiler.ir.ops import OPS, has_trait
-from mtfc.compiler.ir.rewrite import names_of
 from mtfc.compiler.ir.sharding_rules import operand_type, operand_types
 from mtfc.compiler.ir.types import Axes, Mesh, TensorType
 from mtfc.compiler.ir.verifier import Level
