@@ -11,7 +11,7 @@ import pytest
 
 from mtfc.compiler.ir.core import Program, walk
 from mtfc.compiler.ir.ops.collectives import KIND_OF
-from mtfc.compiler.passes.autodiff.loss_scaling import LARGEST, PATIENCE, SMALLEST
+from mtfc.compiler.passes.autodiff.update_equations import LARGEST, PATIENCE, SMALLEST
 from mtfc.frontend.semantics.training.train_blocks import FIRST_SCALE
 from tests.harness import Arrays, diagnose, jax_module, load, lowered, numpy_module, stages
 

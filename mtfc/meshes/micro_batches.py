@@ -7,10 +7,9 @@ from collections.abc import Mapping
 import attrs
 
 from mtfc.compiler.diagnostics import Span
-from mtfc.compiler.ir.builder import Builder, Names
+from mtfc.compiler.ir.builder import Builder, Names, Substitution, fresh_copy, names_of
 from mtfc.compiler.ir.core import Equation, Function, Program, Value
 from mtfc.compiler.ir.loops import dim_of, is_over_micro_batches, pairs, region_of
-from mtfc.compiler.ir.rewrite import Substitution, fresh_copy, names_of
 from mtfc.compiler.ir.types import Dim
 
 

@@ -8,8 +8,8 @@ from random import Random
 
 from mtfc.compiler.analysis import reshard_plans
 from mtfc.compiler.analysis.reshard_plans import axis_groups, plan
-from mtfc.compiler.ir.collective_def import ReshardStep
 from mtfc.compiler.ir.core import Equation, Value
+from mtfc.compiler.ir.opdef import ReshardStep
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.sharding_rules import placed_types
 from mtfc.compiler.ir.types import Dim, Mesh, TensorType

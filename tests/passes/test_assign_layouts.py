@@ -7,9 +7,9 @@ from unittest.mock import patch
 import attrs
 import pytest
 
+from mtfc.compiler.ir.builder import names_of
 from mtfc.compiler.ir.core import Equation, Function, Output, Program
 from mtfc.compiler.ir.loops import is_over_micro_batches, make_loop, region_of
-from mtfc.compiler.ir.rewrite import names_of
 from mtfc.compiler.passes.partition import assign_layouts
 from mtfc.compiler.passes.partition.assign_layouts import AssignLayouts
 from tests.harness import differentiated, load

@@ -8,9 +8,8 @@ import attrs
 import numpy as np
 
 from mtfc.backends.interpreter import interpret
-from mtfc.compiler.ir.builder import Builder
+from mtfc.compiler.ir.builder import Builder, names_of
 from mtfc.compiler.ir.core import Function, Output, Program, Value
-from mtfc.compiler.ir.rewrite import names_of
 from mtfc.compiler.passes.autodiff.backward import backward
 from tests.generators.programs import programs
 from tests.generators.scope import Options

@@ -8,9 +8,9 @@ from pathlib import Path
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.cost.tables.reshard_costs import Conversions
 from mtfc.compiler.cost.topology import Topology
-from mtfc.compiler.ir.collective_def import ReshardStep
 from mtfc.compiler.ir.core import Equation, Function, Program
 from mtfc.compiler.ir.loops import dim_of, region_of
+from mtfc.compiler.ir.opdef import ReshardStep
 from mtfc.compiler.ir.ops.collectives import KIND_OF, SENDINGS, axes_of
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.passes.pipelines import lower

@@ -39,7 +39,7 @@ from mtfc.compiler.ir.opdef import Code, Text
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.sharding_rules import holds_terms, type_with
 from mtfc.compiler.ir.types import Axes, Mesh, TensorType
-from mtfc.compiler.passes.autodiff.micro_batches import gathered_anew
+from mtfc.compiler.passes.autodiff.differentiate import gathered_anew
 
 WIDTH = 110
 """Columns of a generated line."""

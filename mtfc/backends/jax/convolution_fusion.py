@@ -17,6 +17,7 @@ from math import prod
 import attrs
 
 from mtfc.backends.jax.convolution import SPATIAL, ConvArray, ConvAxis, Convolution, PooledDim, Pooling, Sizes
+from mtfc.compiler.ir.builder import needed_for
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import map_regions
 from mtfc.compiler.ir.opdef import Code, Trait
@@ -24,7 +25,6 @@ from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.reductions import over
 from mtfc.compiler.ir.ops.structure import reshape_groups
 from mtfc.compiler.ir.ops.windows import Geometry, geometry
-from mtfc.compiler.ir.rewrite import needed_for
 from mtfc.compiler.ir.types import Mesh
 
 Text = Callable[[Code], str]

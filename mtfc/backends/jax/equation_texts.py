@@ -24,7 +24,7 @@ import attrs
 
 from mtfc.compiler.analysis.attention_forms import KernelForm, block_of, form_on, is_attention
 from mtfc.compiler.ir.core import Equation, Function, Value, walk
-from mtfc.compiler.ir.loops import pairs, region_of
+from mtfc.compiler.ir.loops import outputs_of, pairs, region_of
 from mtfc.compiler.ir.numbers import SIGNIFICANDS, rounded
 from mtfc.compiler.ir.opdef import Code, Text, no_gradient
 from mtfc.compiler.ir.ops import OPS, has_trait
@@ -190,7 +190,7 @@ def _reach_loop(eqn: Equation, found: set[Value]) -> None:
     """
     region = region_of(eqn)
     carries = [(o.value, _named(region, o.updates)) for o in region.outputs if o.updates is not None]
-    found.update(o.value for o, v in zip(region.outputs, eqn.results, strict=True) if v in found)
+    found.update([o.value for v, o in outputs_of(eqn) if v in found])
     before = 0
     while len(found) > before:
         before = len(found)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 
 from mtfc.compiler.ir.core import Equation, Function, Value
-from mtfc.compiler.ir.loops import dim_of, is_over_micro_batches, pairs, region_of
+from mtfc.compiler.ir.loops import dim_of, is_over_micro_batches, outputs_of, pairs, region_of
 from mtfc.compiler.ir.opdef import BY_NAME, Bridge, LayoutRule
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.types import Mesh
@@ -161,9 +161,8 @@ class DimensionNames:
 
     def _loop(self, eqn: Equation) -> None:
         region, dim = region_of(eqn), dim_of(eqn).name
-        outputs = zip(eqn.results, region.outputs, strict=True)
         wanted: dict[Value, Dims] = {}
-        for result, output in outputs:
+        for result, output in outputs_of(eqn):
             wanted[output.value] = wanted.get(output.value, frozenset()) | _without(self.names[result], dim)
         self._backward(region, wanted)
         for operand, argument in pairs(eqn):
@@ -181,7 +180,7 @@ class DimensionNames:
                     names = stored.get(operand, self.names[operand])
                     self._add(argument.value, _without(names, dim_of(eqn).name))
                 self._forward(region_of(eqn))
-                for result, output in zip(eqn.results, region_of(eqn).outputs, strict=True):
+                for result, output in outputs_of(eqn):
                     self._add(result, self.names[output.value])
             elif len(eqn.operands) == 1 and rule_of(eqn) is BY_NAME:
                 (operand,) = eqn.operands

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value
-from mtfc.compiler.ir.loops import carried, region_of
+from mtfc.compiler.ir.loops import carried, outputs_of, region_of
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.sharding_rules import (
     is_split,
@@ -79,7 +79,7 @@ def _in_loop(eqn: Equation, axis: str | None) -> set[Value]:
     inside, names = may_be_pending(region, axis, carries), {value.name for value in carries}
     return inside | {
         result
-        for result, output in zip(eqn.results, region.outputs, strict=True)
+        for result, output in outputs_of(eqn)
         if (
             output.updates in names
             if output.updates

@@ -14,7 +14,7 @@ import attrs
 from mtfc.compiler.analysis.equation_names import YIELDED, Place, numbered
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Argument, Equation, Function, Stage, Value
-from mtfc.compiler.ir.loops import ROLES, executed, operand_owner, pairs, region_of
+from mtfc.compiler.ir.loops import ROLES, executed, operand_owner, outputs_of, pairs, region_of
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.collectives import axes_of, collective_of, kind_of, operand_dims
 from mtfc.compiler.ir.types import EVERY, Axes, Dim, Layout, Mesh, Rules
@@ -154,7 +154,7 @@ class _Tracer:
         inside = {argument.value.name: argument.value for _, argument in pairs(eqn)}
         for operand, argument in pairs(eqn):
             self._passes(operand, argument.value)
-        for result, output in zip(eqn.results, region.outputs, strict=True):
+        for result, output in outputs_of(eqn):
             self._passes(output.value, result)
             self._named(result, ((*loops, YIELDED), output.name), None)
             if output.updates:

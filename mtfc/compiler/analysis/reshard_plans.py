@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import count, permutations, takewhile
 
-from mtfc.compiler.ir.collective_def import OVER_AXES, CollectiveDef, ReshardGoal, ReshardStep
 from mtfc.compiler.ir.core import Attr, Equation
+from mtfc.compiler.ir.opdef import OVER_AXES, CollectiveDef, ReshardGoal, ReshardStep
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.collectives import (
     ALL_GATHER,

@@ -12,7 +12,7 @@ device they search for. No bound may exceed the exact cost of a layout: `tests/p
 | kernels | seconds of computing | `roofline.py`, with `fusion.py` and `tpu/` |
 | pending sums | seconds of communication | `pending_sums.py` |
 | data movement | seconds of communication | `moved_data.py` |
-| stored parameters | seconds of communication | `stored_parameters.py` |
+| stored parameters | seconds of communication | `moved_data.py` |
 | halos | seconds of communication, and of computing | `halo_exchange.py` |
 | memory | bytes | `memory.py` |
 

@@ -35,7 +35,7 @@ from math import inf, prod
 import attrs
 
 from mtfc.compiler.cost.hardware import Hardware, Link, Rate
-from mtfc.compiler.ir.collective_def import Sending
+from mtfc.compiler.ir.opdef import Sending
 from mtfc.compiler.ir.ops.collectives import SENDINGS
 from mtfc.compiler.ir.types import Axes, Mesh
 from mtfc.compiler.records import frozen

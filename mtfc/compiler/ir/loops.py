@@ -42,11 +42,10 @@ import attrs
 
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.attributes import DIM, FLAG, INT, Attribute, Stated, kinds_error
-from mtfc.compiler.ir.builder import Builder, Names
+from mtfc.compiler.ir.builder import Builder, Names, Substitution, fresh_copy
 from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Role, Value, walk
 from mtfc.compiler.ir.opdef import form_error
 from mtfc.compiler.ir.ops import OPS, has_trait
-from mtfc.compiler.ir.rewrite import Substitution, fresh_copy
 from mtfc.compiler.ir.types import Dim, TensorType
 from mtfc.compiler.records import define
 
@@ -228,6 +227,11 @@ def pairs(eqn: Equation) -> Iterator[tuple[Value, Argument]]:
     return zip(eqn.operands, region_of(eqn).arguments, strict=True)
 
 
+def outputs_of(eqn: Equation) -> Iterator[tuple[Value, Output]]:
+    """Pair each result of a loop with its output of the region."""
+    return zip(eqn.results, region_of(eqn).outputs, strict=True)
+
+
 def malformed(op: str, operands: int, attributes: Mapping[str, Attr]) -> str | None:
     """Return why no equation of the op has such operands and attributes, or None."""
     if op == LOOP:
@@ -284,7 +288,7 @@ def _types_error(eqn: Equation, region: Function, shown: Callable[[TensorType], 
         if type != wanted:
             return f"{argument.role} {argument.value} is {type}, and its operand gives {wanted}"
     number = len(carried(region))
-    for i, (result, output) in enumerate(zip(eqn.results, region.outputs, strict=True)):
+    for i, (result, output) in enumerate(outputs_of(eqn)):
         if (output.updates is not None) != (i < number):
             return "the outputs of a loop's region that update carries come first"
         found, given = shown(result.type), shown(result_type(output, dim))
@@ -308,10 +312,8 @@ def with_carries(
 
 def results_of(eqn: Equation, inside: set[Value]) -> list[Value]:
     """Return the results of a loop whose values, or whose carries, are among those of the region."""
-    region = region_of(eqn)
-    names = {argument.value.name for argument in carried(region) if argument.value in inside}
-    outputs = zip(eqn.results, region.outputs, strict=True)
-    return [result for result, o in outputs if o.value in inside or o.updates in names]
+    names = {argument.value.name for argument in carried(region_of(eqn)) if argument.value in inside}
+    return [result for result, o in outputs_of(eqn) if o.value in inside or o.updates in names]
 
 
 def operand_owner(eqn: Equation, value: Value, makers: Mapping[Value, Equation]) -> Equation:

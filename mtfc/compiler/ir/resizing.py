@@ -7,8 +7,8 @@ from typing import Any
 
 import attrs
 
+from mtfc.compiler.ir.builder import fresh_copy
 from mtfc.compiler.ir.core import Attr, Equation, Function, Program, Update
-from mtfc.compiler.ir.rewrite import fresh_copy
 from mtfc.compiler.ir.twins import smaller
 from mtfc.compiler.ir.types import Dim, Mesh, TensorType
 

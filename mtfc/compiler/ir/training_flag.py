@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import attrs
 
 from mtfc.compiler.ir.core import Attr, Equation, Function, Value, walk
-from mtfc.compiler.ir.loops import pairs, region_of
+from mtfc.compiler.ir.loops import outputs_of, pairs, region_of
 from mtfc.compiler.ir.opdef import SameAs
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.attention import without_operands
@@ -59,8 +59,7 @@ def _loop(eqn: Equation, training: bool, known: Truths) -> Equation:
     region = region_of(eqn)
     inside = {a.value: known[v] for v, a in pairs(eqn) if a.role != "carried" and v in known}
     smaller = _bound(region, training, inside)
-    yielded = zip(eqn.results, region.outputs, strict=True)
-    known.update({v: inside[o.value] for v, o in yielded if o.updates is None and o.value in inside})
+    known.update({v: inside[o.value] for v, o in outputs_of(eqn) if o.updates is None and o.value in inside})
     return attrs.evolve(eqn, regions=(smaller,))
 
 

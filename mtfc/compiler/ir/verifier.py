@@ -175,16 +175,14 @@ def type_error(type: TensorType, dims: Mapping[str, Dim], mesh: Mesh | None) -> 
         return f"unknown dtype {type.dtype}"
     if any(dims.get(dim.name) != dim for dim in type.dims):
         return "it has a dimension that the program does not declare with that size"
-    if len(set(type.names)) != len(type.names) or len(type.splits) != len(type.dims):
-        return (
-            "a dimension occurs twice"
-            if len(type.splits) == len(type.dims)
-            else "splits and dims differ in number"
-        )
-    if len(set(axes)) != len(axes) or not set(axes) <= set(sizes):
-        return (
-            "a mesh axis is used twice" if len(set(axes)) != len(axes) else "the mesh lacks one of its axes"
-        )
+    if len(type.splits) != len(type.dims):
+        return "splits and dims differ in number"
+    if len(set(type.names)) != len(type.names):
+        return "a dimension occurs twice"
+    if len(set(axes)) != len(axes):
+        return "a mesh axis is used twice"
+    if not set(axes) <= set(sizes):
+        return "the mesh lacks one of its axes"
     if mesh and any(d.size % mesh.size(a) for d, a in zip(type.dims, type.splits, strict=True)):
         return "a split does not divide its dimension evenly"
     if mesh and type.pending != mesh.ordered(type.pending):
@@ -282,12 +280,10 @@ class _Equations:
         return None
 
     def place_error(self, opdef: OpDef, eqn: Equation) -> str | None:
-        if (eqn.layout is not None) != self.rule.layouts:
-            return (
-                f"at level {self.level} every equation has a layout"
-                if self.rule.layouts
-                else "it has a layout"
-            )
+        if eqn.layout is None and self.rule.layouts:
+            return f"at level {self.level} every equation has a layout"
+        if eqn.layout is not None and not self.rule.layouts:
+            return "it has a layout"
         if not self.rule.placed and not all(v.type.is_global for v in (*eqn.operands, *eqn.results)):
             return f"at level {self.level} types are global"
         if eqn.layout is not None and self.mesh:

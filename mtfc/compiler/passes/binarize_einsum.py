@@ -18,11 +18,10 @@ from math import prod
 from operator import itemgetter
 from typing import ClassVar
 
-from mtfc.compiler.ir.builder import Builder
+from mtfc.compiler.ir.builder import Builder, rewritten
 from mtfc.compiler.ir.core import Equation, Function, Program, Value
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.contraction import iteration_dims
-from mtfc.compiler.ir.rewrite import rewritten
 from mtfc.compiler.ir.types import Dim, Mesh, Rules
 from mtfc.compiler.passes.pass_base import Pass
 from mtfc.compiler.records import frozen

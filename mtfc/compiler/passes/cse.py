@@ -17,10 +17,10 @@ from typing import ClassVar
 import attrs
 
 from mtfc.compiler.ir.attributes import meaning
+from mtfc.compiler.ir.builder import Substitution
 from mtfc.compiler.ir.core import Equation, Function, Program, Value
 from mtfc.compiler.ir.loops import pairs
 from mtfc.compiler.ir.ops import OPS, has_trait
-from mtfc.compiler.ir.rewrite import Substitution
 from mtfc.compiler.passes.pass_base import Pass
 from mtfc.compiler.records import frozen
 

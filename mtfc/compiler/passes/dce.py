@@ -17,7 +17,7 @@ from typing import ClassVar
 import attrs
 
 from mtfc.compiler.ir.core import Equation, Function, Program, Value
-from mtfc.compiler.ir.loops import carried, has_condition, region_of
+from mtfc.compiler.ir.loops import carried, has_condition, outputs_of, pairs, region_of
 from mtfc.compiler.passes.pass_base import Pass
 from mtfc.compiler.records import frozen
 
@@ -51,14 +51,14 @@ def _region_for(region: Function, wanted: set[str]) -> Function:
 def live_loop(eqn: Equation, live: set[Value]) -> Equation:
     """Return the loop with only its live results and the operands that they need."""
     region = region_of(eqn)
-    wanted = {o.name for o, result in zip(region.outputs, eqn.results, strict=True) if result in live}
+    wanted = {o.name for result, o in outputs_of(eqn) if result in live}
     wanted |= {region.outputs[0].name} if has_condition(eqn) else set()
     smaller = _region_for(region, wanted)
     kept = {output.name for output in smaller.outputs}
     updated = {output.updates for output in smaller.outputs}
     needed = used_values(smaller) | {a.value for a in region.arguments if a.value.name in updated}
-    operands = [v for v, a in zip(eqn.operands, region.arguments, strict=True) if a.value in needed]
-    results = [v for v, o in zip(eqn.results, region.outputs, strict=True) if o.name in kept]
+    operands = [v for v, a in pairs(eqn) if a.value in needed]
+    results = [v for v, o in outputs_of(eqn) if o.name in kept]
     if len(operands) == len(eqn.operands) and smaller is region:
         return eqn
     arguments = tuple(argument for argument in region.arguments if argument.value in needed)

@@ -18,12 +18,11 @@ from typing import ClassVar
 
 import attrs
 
-from mtfc.compiler.ir.builder import Builder
+from mtfc.compiler.ir.builder import Builder, names_of
 from mtfc.compiler.ir.core import Equation, Function, Program, Value
 from mtfc.compiler.ir.loops import map_regions
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.reductions import OVER
-from mtfc.compiler.ir.rewrite import names_of
 from mtfc.compiler.ir.sharding_rules import leaves_sums
 from mtfc.compiler.ir.types import FLOATS, Dim
 from mtfc.compiler.ir.verifier import Level

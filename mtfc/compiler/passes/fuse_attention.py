@@ -24,14 +24,13 @@ import attrs
 
 from mtfc.compiler.analysis.body_scope import BodyScope, differences, index_of, repeats
 from mtfc.compiler.analysis.buffer_kinds import readers_and_outputs
-from mtfc.compiler.ir.builder import Builder, Names
+from mtfc.compiler.ir.builder import Builder, Names, Substitution, names_of
 from mtfc.compiler.ir.core import Equation, Function, Program, Value, walk
 from mtfc.compiler.ir.loops import map_regions
 from mtfc.compiler.ir.opdef import Trait
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.contraction import reduced_dims
 from mtfc.compiler.ir.ops.reductions import over
-from mtfc.compiler.ir.rewrite import Substitution, names_of
 from mtfc.compiler.ir.types import FLOATS, Dim
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.attention_dropout import Dropout, dropout_of

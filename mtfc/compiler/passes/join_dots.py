@@ -24,11 +24,10 @@ from math import prod
 from typing import ClassVar
 
 from mtfc.compiler.analysis.buffer_kinds import readers_of
-from mtfc.compiler.ir.builder import Builder
+from mtfc.compiler.ir.builder import Builder, Rewrite, rewritten
 from mtfc.compiler.ir.core import Equation, Function, Program, Value, walk
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.contraction import iteration_dims, reduced_dims
-from mtfc.compiler.ir.rewrite import Rewrite, rewritten
 from mtfc.compiler.ir.sharding_rules import is_sum_of_all
 from mtfc.compiler.ir.types import ITEM_BYTES, Dim, Rules
 from mtfc.compiler.ir.verifier import Level

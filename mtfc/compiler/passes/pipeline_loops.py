@@ -39,13 +39,12 @@ from typing import ClassVar, TypeAlias
 import attrs
 
 from mtfc.compiler.analysis.buffer_kinds import readers_and_outputs
-from mtfc.compiler.ir.builder import Builder, wide_type
+from mtfc.compiler.ir.builder import Builder, Substitution, names_of
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Value, walk
-from mtfc.compiler.ir.loops import carried, dim_of, map_regions, pairs, region_of
+from mtfc.compiler.ir.loops import carried, dim_of, map_regions, outputs_of, pairs, region_of
 from mtfc.compiler.ir.micro_batch_rule import MixedMicroBatches, loop_sums, results_that_are_sums, takes_batch
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.resizing import Renumbering
-from mtfc.compiler.ir.rewrite import Substitution, names_of
 from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, Pipeline, TensorType
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.pass_base import Pass
@@ -299,8 +298,7 @@ class LoopPipeliner:
 
 def _carries_of_batch(eqn: Equation, batch: Dim) -> set[Value]:
     """Return the last values of the carries that have the batch."""
-    outputs = zip(eqn.results, region_of(eqn).outputs, strict=True)
-    return {result for result, output in outputs if output.updates is not None and batch in result.type.dims}
+    return {result for result, o in outputs_of(eqn) if o.updates is not None and batch in result.type.dims}
 
 
 def _sums_of(item: Item, batch: Dim) -> set[Value] | None:
@@ -431,7 +429,7 @@ class RoundTrip:
                 found = scope.of_top(self.new[old])
             values[argument.value] = self._as_shared(build, found)
         sums = {value for value, old in new.items() if old in self.sums}
-        StageBody(dims, sums).body(build, middle.body, values, micro)
+        StageBody(dims, sums, build, values, micro).body(middle.body)
         made = {new[output.value]: values[output.value] for output in middle.outputs}
         for value in self.wanted:
             self._keep(scope, value, made[value], micro)
@@ -462,13 +460,10 @@ class RoundTrip:
 
     def _keep(self, scope: LoopScope, value: Value, found: Value, micro: Value) -> None:
         """Add up what is a sum over micro-batches, and keep everything else for each of them."""
-        build, dims, name = scope.build, self.forward.dims, f"{value.name}.middle"
         if value in self.sums:
-            total = scope.state(name, wide_type(found.type))
-            scope.update(name, build("add", total, build.cast(found, total.type.dtype)))
+            scope.accumulate(f"{value.name}.middle", found)
         else:
-            held = scope.state(name, TensorType(found.type.dtype, (dims.micro, *found.type.dims)))
-            scope.update(name, build("set_at", held, found, micro, dim=dims.micro))
+            scope.put(f"{value.name}.middle", found, micro, self.forward.dims.micro)
 
     def _of_middle(self, scope: LoopScope) -> dict[Value, Value]:
         build, found = scope.build, dict[Value, Value]()

@@ -10,7 +10,7 @@ zeros.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 
 import attrs
 
@@ -18,17 +18,14 @@ from mtfc.compiler.ir.builder import Builder, Names, wide_type
 from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Value
 from mtfc.compiler.ir.loops import (
     TICKS,
-    by_role,
+    NewLoop,
     carried,
     dim_of,
-    make_loop,
     pairs,
     plain_loop,
     region_of,
     results_of,
-    sliced_type,
     with_carries,
-    with_operands,
 )
 from mtfc.compiler.ir.micro_batch_rule import LISTS_OF_DIMS, cut_attributes, summed_group
 from mtfc.compiler.ir.opdef import BY_NAME
@@ -137,12 +134,13 @@ class StageDims:
         first = b("eq", order, zero, name="first")
         last = b("eq", order, b.constant(self.stages.size - 1, "i32"), name="last")
         leaving = b("sub", number, b.constant(self.last, "i32"), name="leaving")
-        tick = Tick(number, step, step, active, first, last, number, leaving, zero)
-        return tick if self.rounds is None else self._in_rounds(scope, tick, self.rounds, reverse)
+        tick = Tick(scope, number, step, step, active, first, last, number, leaving, zero)
+        return tick if self.rounds is None else self._in_rounds(tick, self.rounds, reverse)
 
-    def _in_rounds(self, scope: LoopScope, tick: Tick, rounds: Rounds, reverse: bool) -> Tick:
+    def _in_rounds(self, tick: Tick, rounds: Rounds, reverse: bool) -> Tick:
         """Return a tick of an interleaved pipeline. An idle stage takes what enters: it is next to one that may not be idle."""
-        b, top, zero = scope.build, scope.top, scope.build.constant(0, "i32")
+        scope, b, top = tick.scope, tick.scope.build, tick.scope.top
+        zero = b.constant(0, "i32")
         turns = scope.of_top(rounds.in_steps(top, top("range", dim=rounds.chunks)))
         micro = top("reshape", top("range", dim=self.micro), dims=(rounds.rounds, rounds.turns))
         micros = scope.of_top(rounds.in_steps(top, micro))
@@ -159,9 +157,8 @@ class StageDims:
         leaving = b("gather", micros, tick.leaving, dim=rounds.steps)
         leaving = b("where", left, leaving, b.constant(-1, "i32"), name="leaving")
         layer = b("mul", chunk, b.constant(self.inner.size, "i32"))
-        return Tick(
-            tick.number, tick.step, micro, tick.active, enters, tick.last, entering, leaving, chunk, layer
-        )
+        tick = attrs.evolve(tick, micro=micro, chunk=chunk, first_layer=layer)
+        return attrs.evolve(tick, first=enters, entering=entering, leaving=leaving)
 
     def every_step(self, new: NewDims) -> Slots:
         """Return a slot for each step."""
@@ -237,6 +234,7 @@ class Tick:
     those of the stage.
     """
 
+    scope: LoopScope
     number: Value
     step: Value
     micro: Value
@@ -262,9 +260,9 @@ class Slots:
     table: Callable[[Builder], Value] | None = None
     again: Callable[[Builder], Value] | None = None
 
-    def first(self, scope: LoopScope, tick: Tick, is_again: bool = False) -> Value:
+    def first(self, tick: Tick, is_again: bool = False) -> Value:
         """Return the place of the first layer of each stage in a tick, and less than -inner for an idle stage."""
-        build, slot = scope.build, tick.step
+        scope, build, slot = tick.scope, tick.scope.build, tick.step
         table = self.again if is_again and self.again else self.table
         if table is not None:
             found = scope.of_top(table(scope.top))
@@ -308,19 +306,78 @@ def _with_first_dim(attributes: Mapping[str, Attr], dim: Dim) -> dict[str, Attr]
     return {key: (dim, *value) for key, value in lists.items() if isinstance(value, tuple)}
 
 
+@attrs.define
+class StageLoop(NewLoop):
+    """A new loop of the stages, in which an iteration runs a region. new: value of the region -> value here."""
+
+    dims: StageDims
+    region: Function
+    new: dict[Value, Value] = attrs.field(factory=dict)
+
+    @cached_property
+    def layer(self) -> Value:
+        """The number of the iteration."""
+        return Value(self.inner.names.fresh("layer"), scalar("i32"))
+
+    def _place(self, first: Value | None) -> Value:
+        """Return the place of the layer of each stage."""
+        if first is None:
+            return self.layer
+        return self.inner("add", self.argument(first, "invariant", "first"), self.layer)
+
+    def read_layers(self, tick: Tick, read: Mapping[Value, Value]) -> None:
+        """Read the layers of each stage, at its chunk, and what is kept of them. `new` has stacks before, and layers after."""
+        b, new, held = self.inner, self.new, self.dims.rounds.held if self.dims.rounds else None
+        for value in (a.value for a in self.region.arguments if a.role == "sliced"):
+            is_held = held is not None and held in new[value].type.dims
+            if value in read or is_held:
+                place = self._place(read.get(value, tick.first_layer))
+                dim = new[value].type.dims[0] if value in read or held is None else held
+                new[value] = with_stages(b, b("gather", new[value], place, dim=dim), self.dims.stages)
+
+    def keep(self, output: Output, held: Held, tick: Tick) -> Output:
+        """Return the output that keeps a layer's value in its place."""
+        b, argument = self.inner, self.argument(held.value, "carried", output.name)
+        if held.first is not None:
+            place = self._place(held.first)
+            value, (dim, *rest) = with_stages(b, output.value, self.dims.stages), argument.type.dims
+            after = b("set_at", argument, b.ordered(value, rest), place, dim=dim)
+        else:
+            place = self._place(tick.first_layer)
+            active = self.argument(tick.active, "invariant")
+            stages, dim, *rest = argument.type.dims
+            value = b.cast(self._unrounded(output), argument.type.dtype)
+            term = b("mask", active, with_stages(b, value, stages))
+            after = b("add_at", argument, b.ordered(term, (stages, *rest)), place, dim=dim)
+        return Output(argument.name, after, argument.name)
+
+    def _unrounded(self, output: Output) -> Value:
+        """Return the value of an output, before it is rounded to 16 bits."""
+        old = next(o.value for o in self.region.outputs if o.name == output.name)
+        maker = next((eqn for eqn in self.region.body if old in eqn.results), None)
+        if maker is None or not has_trait(maker, "cast") or maker.operands[0] not in self.new:
+            return output.value
+        wide = self.new[maker.operands[0]]
+        return wide if wide.type == wide_type(wide.type) else output.value
+
+
 @attrs.frozen
 class StageBody:
-    """Gives the values of a loop's body the dimension `stages`, and cuts the batch out of them."""
+    """Gives the values of a body the dimension `stages`, and cuts the batch out of them, for the micro-batch `micro`.
+
+    new: value of the body -> value here.
+    """
 
     dims: StageDims
     sums: set[Value]
+    build: Builder
+    new: dict[Value, Value]
+    micro: Value
 
     def loop(
         self,
-        b: Builder,
         eqn: Equation,
         given: Sequence[Value],
-        micro: Value,
         dim: Dim,
         tick: Tick | None = None,
         kept: Mapping[str, Held] = {},
@@ -331,119 +388,41 @@ class StageBody:
         tick: of the loop over the layers of a stage, which reads them from stacks. kept: name of an output -> where the loop
         keeps it. read: argument that the loop reads from what is kept -> the place of the first layer.
         """
-        region, stages = region_of(eqn), self.dims.stages
+        b, region, stages = self.build, region_of(eqn), self.dims.stages
         varying = self._varying(region, given)
-        arguments, new = [], dict[Value, Value]()
-        inner = Builder(Names(), eqn.span, eqn.stage)
+        loop = StageLoop(b, Builder(Names(), eqn.span, eqn.stage), dim, self.dims, region)
         for argument, operand in zip(region.arguments, given, strict=True):
             if argument.role == "carried" and argument.value in varying:
                 operand = with_stages(b, operand, stages)
             role = argument.role if dim in operand.type.dims or argument.role == "carried" else "invariant"
-            type = sliced_type(operand.type, dim) if role == "sliced" else operand.type
-            new[argument.value] = Value(inner.names.fresh(argument.value.name), type)
-            arguments.append((operand, attrs.evolve(argument, value=new[argument.value], role=role)))
-        number = Value(inner.names.fresh(micro.name), micro.type)
-        arguments.append((micro, Argument(number, "invariant")))
-        layer = Value(inner.names.fresh("layer"), scalar("i32"))
+            loop.new[argument.value] = loop.argument(operand, role, argument.value.name, argument.span)
+        number, layer = loop.argument(self.micro, "invariant"), loop.layer
         if tick is not None:
-            arguments += self._read_layers(inner, region, new, layer, tick, read)
-        self.body(inner, region.body, new, number)
-        outputs = [self._output(inner, region, new, number, output) for output in region.outputs]
-        for i, output in enumerate(outputs):
-            if tick is not None and output.name in kept:
-                outputs[i], more = self._kept(inner, region, new, output, kept[output.name], layer, tick)
-                arguments += more
-        if tick is not None and (kept or any(layer in eqn.operands for eqn in inner.body)):
-            arguments.append((b("range", dim=dim), Argument(layer, "sliced")))
+            loop.read_layers(tick, read)
+        inside = attrs.evolve(self, build=loop.inner, new=loop.new, micro=number)
+        inside.body(region.body)
+        outputs = [inside._output(region, output) for output in region.outputs]
+        if tick is not None:
+            outputs = [loop.keep(o, kept[o.name], tick) if o.name in kept else o for o in outputs]
+            if kept or any(layer in eqn.operands for eqn in loop.inner.body):
+                loop.given.append((b("range", dim=dim), Argument(layer, "sliced")))
         order = sorted(range(len(outputs)), key=lambda i: outputs[i].updates is None)
-        changed = Function(dim.name, (), tuple(inner.body), tuple(outputs[i] for i in order))
-        like = attrs.evolve(eqn, attrs={**eqn.attrs, "dim": dim})
-        loop = with_operands(make_loop(b.names, changed, (), like), changed, arguments)
-        b.append(loop)
-        results = [loop.results[order.index(i)] for i in range(len(order))]
+        loop.outputs = [outputs[i] for i in order]
+        made = loop.append(dim.name, attrs.evolve(eqn, attrs={**eqn.attrs, "dim": dim}))
+        results = [made.results[order.index(i)] for i in range(len(order))]
         return [with_stages(b, each, stages) if stages in each.type.dims else each for each in results]
 
-    def _place(
-        self, inner: Builder, first: Value | None, layer: Value
-    ) -> tuple[Value, list[tuple[Value, Argument]]]:
-        """Return the place of a layer of each stage, and the operands and arguments that are needed for it."""
-        if first is None:
-            return layer, []
-        start = Value(inner.names.fresh("first"), first.type)
-        return inner("add", start, layer), [(first, Argument(start, "invariant"))]
-
-    def _read_layers(
-        self,
-        inner: Builder,
-        region: Function,
-        new: dict[Value, Value],
-        layer: Value,
-        tick: Tick,
-        read: Mapping[Value, Value],
-    ) -> list[tuple[Value, Argument]]:
-        """Read the layers of each stage, at its chunk, and what is kept of them. new: argument -> stack; then -> layer."""
-        held = self.dims.rounds.held if self.dims.rounds else None
-        given = list[tuple[Value, Argument]]()
-        for value in (a.value for a in region.arguments if a.role == "sliced"):
-            if value in read:
-                place, more = self._place(inner, read[value], layer)
-            elif held is not None and held in new[value].type.dims:
-                place, more = self._place(inner, tick.first_layer, layer)
-            else:
-                continue
-            given += more
-            dim = new[value].type.dims[0] if value in read or held is None else held
-            new[value] = with_stages(inner, inner("gather", new[value], place, dim=dim), self.dims.stages)
-        return given
-
-    def _kept(
-        self,
-        b: Builder,
-        region: Function,
-        new: Mapping[Value, Value],
-        output: Output,
-        held: Held,
-        layer: Value,
-        tick: Tick,
-    ) -> tuple[Output, list[tuple[Value, Argument]]]:
-        """Return the output that keeps a layer's value in its place, and the operands and arguments that are needed for it."""
-        argument = Value(b.names.fresh(output.name), held.value.type)
-        given = [(held.value, Argument(argument, "carried"))]
-        if held.first is not None:
-            place, more = self._place(b, held.first, layer)
-            value, (dim, *rest) = with_stages(b, output.value, self.dims.stages), argument.type.dims
-            after = b("set_at", argument, b.ordered(value, rest), place, dim=dim)
-        else:
-            place, more = self._place(b, tick.first_layer if self.dims.rounds else None, layer)
-            active = Value(b.names.fresh(tick.active.name), tick.active.type)
-            more.append((tick.active, Argument(active, "invariant")))
-            stages, dim, *rest = argument.type.dims
-            value = b.cast(self._unrounded(region, new, output), argument.type.dtype)
-            term = b("mask", active, with_stages(b, value, stages))
-            after = b("add_at", argument, b.ordered(term, (stages, *rest)), place, dim=dim)
-        return Output(argument.name, after, argument.name), [*given, *more]
-
-    def _unrounded(self, region: Function, new: Mapping[Value, Value], output: Output) -> Value:
-        """Return the value of an output, before it is rounded to 16 bits."""
-        old = next(o.value for o in region.outputs if o.name == output.name)
-        maker = next((eqn for eqn in region.body if old in eqn.results), None)
-        if maker is None or not has_trait(maker, "cast") or maker.operands[0] not in new:
-            return output.value
-        wide = new[maker.operands[0]]
-        return wide if wide.type == wide_type(wide.type) else output.value
-
-    def _output(
-        self, b: Builder, region: Function, new: Mapping[Value, Value], micro: Value, output: Output
-    ) -> Output:
-        value = new[output.value]
+    def _output(self, region: Function, output: Output) -> Output:
+        value = self.new[output.value]
         carry = next((a.value for a in carried(region) if a.value.name == output.updates), None)
         if carry is None:
             return attrs.evolve(output, value=value)
         if carry in self.sums and output.value not in self.sums:
-            value = self._first_term(b, value, micro)
-        if self.dims.stages in new[carry].type.dims:
-            value = with_stages(b, value, self.dims.stages)
-        return attrs.evolve(output, value=b.ordered(value, new[carry].type.dims), updates=new[carry].name)
+            value = self._first_term(value)
+        before = self.new[carry]
+        if self.dims.stages in before.type.dims:
+            value = with_stages(self.build, value, self.dims.stages)
+        return attrs.evolve(output, value=self.build.ordered(value, before.type.dims), updates=before.name)
 
     def _varying(self, region: Function, given: Sequence[Value]) -> set[Value]:
         """Return the values of a region, without those of inner regions, that differ between stages."""
@@ -472,44 +451,41 @@ class StageBody:
         inside = self._closure(region, {a.value for v, a in pairs(eqn) if v in known or a.value in self.sums})
         return results_of(eqn, inside)
 
-    def body(self, b: Builder, body: Iterable[Equation], new: dict[Value, Value], micro: Value) -> None:
+    def body(self, body: Iterable[Equation]) -> None:
         for eqn in body:
-            b.span, b.stage = eqn.span, eqn.stage
+            self.build.span, self.build.stage = eqn.span, eqn.stage
             if eqn.regions:
-                given = [
-                    self._operand(b, new, v, micro, argument.value in self.sums) for v, argument in pairs(eqn)
-                ]
-                made = self.loop(b, eqn, given, micro, dim_of(eqn))
+                given = [self._operand(value, argument.value in self.sums) for value, argument in pairs(eqn)]
+                made = self.loop(eqn, given, dim_of(eqn))
             else:
-                made = self._equation(b, eqn, new, micro)
-            new.update(zip(eqn.results, made, strict=True))
+                made = self._equation(eqn)
+            self.new.update(zip(eqn.results, made, strict=True))
 
-    def _operand(
-        self, b: Builder, new: Mapping[Value, Value], value: Value, micro: Value, is_sum: bool
-    ) -> Value:
+    def _operand(self, value: Value, is_sum: bool) -> Value:
         """Return the new value of an operand that is used as a sum, or not."""
-        return self._first_term(b, new[value], micro) if is_sum and value not in self.sums else new[value]
+        new = self.new[value]
+        return self._first_term(new) if is_sum and value not in self.sums else new
 
-    def _first_term(self, b: Builder, x: Value, micro: Value) -> Value:
+    def _first_term(self, x: Value) -> Value:
         """Return a value as a sum: the term of the first micro-batch is the value, and the others are 0."""
-        is_first = b("eq", micro, b.constant(0, "i32"))
-        return b("mask", is_first, with_stages(b, x, self.dims.stages))
+        is_first = self.build("eq", self.micro, self.build.constant(0, "i32"))
+        return self.build("mask", is_first, with_stages(self.build, x, self.dims.stages))
 
-    def _equation(self, b: Builder, eqn: Equation, new: Mapping[Value, Value], micro: Value) -> list[Value]:
-        stages = self.dims.stages
+    def _equation(self, eqn: Equation) -> list[Value]:
+        b, stages = self.build, self.dims.stages
         group = summed_group(OPS[eqn.op], eqn, self.sums) if eqn.results[0] in self.sums else None
         has_sums = not self.sums.isdisjoint(eqn.operands)
         operands = [
-            self._operand(b, new, value, micro, has_sums and group is not None and i in group)
+            self._operand(value, has_sums and group is not None and i in group)
             for i, value in enumerate(eqn.operands)
         ]
         attributes = cut_attributes(eqn.attrs, self.dims.batch, self.dims.part)
         if has_trait(eqn, "random") and self.dims.batch in eqn.result.type.dims:
             whole = self.dims.cut_in_place(eqn.result.type.dims)
             attributes |= {"dims": whole, "at": self.dims.micro}
-            operands.append(micro)
+            operands.append(self.micro)
         if any(stages in value.type.dims for value in operands):
-            operands = self._alike(b, eqn, operands)
+            operands = self._alike(eqn, operands)
             attributes |= _with_first_dim(attributes, stages)
         made = b.several(eqn.op, *operands, names=[value.name for value in eqn.results], **attributes)
         b.body[-1] = attrs.evolve(b.body[-1], path=eqn.path)
@@ -519,7 +495,7 @@ class StageBody:
             for value, old in zip(made, eqn.results, strict=True)
         ]
 
-    def _alike(self, b: Builder, eqn: Equation, operands: Sequence[Value]) -> list[Value]:
+    def _alike(self, eqn: Equation, operands: Sequence[Value]) -> list[Value]:
         """Give all operands the dimension `stages`, unless the op broadcasts them by itself."""
         if has_trait(eqn, "dot"):
             return list(operands)
@@ -527,7 +503,7 @@ class StageBody:
         wanted = {self.dims.stages, *self.dims.one(eqn.results[0].type.dims)}
         if is_elementwise and any({*value.type.dims} == wanted for value in operands):
             return list(operands)
-        return [with_stages(b, value, self.dims.stages) for value in operands]
+        return [with_stages(self.build, value, self.dims.stages) for value in operands]
 
 
 @attrs.define
@@ -575,6 +551,16 @@ class LoopScope:
     def update(self, name: str, value: Value) -> None:
         self.states[name] = self.build.ordered(value, self.states[name].type.dims)
 
+    def accumulate(self, name: str, term: Value) -> None:
+        """Add a term to what the loops carry under a name. A sum of 16-bit terms is f32."""
+        held = self.state(name, wide_type(term.type))
+        self.update(name, self.build("add", held, self.build.cast(term, held.type.dtype)))
+
+    def put(self, name: str, value: Value, place: Value, dim: Dim) -> None:
+        """Put a value in its place along `dim` of what the loops carry under a name."""
+        held = self.state(name, TensorType(value.type.dtype, (dim, *value.type.dims)))
+        self.update(name, self.build("set_at", held, value, place, dim=dim))
+
     def loop(self, dim: Dim, first: int | Value, body: Callable[[LoopScope, Value], None]) -> None:
         """Append a loop. `body` gets the scope of an iteration and its number: the number of the first one is `first`."""
         build = self.build
@@ -583,13 +569,11 @@ class LoopScope:
         start = inner.inside(first) if isinstance(first, Value) else inner.build.constant(first, "i32")
         body(inner, inner.build("add", count, start, name="tick"))
         changed = {name: x for name, x in inner.starts.items() if inner.states[name] is not x}
-        pairs = [(value, argument) for value, argument in inner.given.items()]
+        new = NewLoop(build, inner.build, dim)
+        new.given += inner.given.items()
         for name, x in inner.starts.items():
-            pairs.append((self.states[name], Argument(x, "carried" if name in changed else "invariant")))
-        pairs.append((build("range", dim=dim), Argument(count, "sliced")))
-        given = by_role(pairs)
-        outputs = [Output(x.name, inner.states[name], x.name) for name, x in changed.items()]
-        region = Function(TICKS, tuple(a for _, a in given), tuple(inner.build.body), tuple(outputs))
-        loop = make_loop(build.names, region, [value for value, _ in given], plain_loop(dim, build))
-        build.append(loop)
+            new.given.append((self.states[name], Argument(x, "carried" if name in changed else "invariant")))
+        new.given.append((build("range", dim=dim), Argument(count, "sliced")))
+        new.outputs += [Output(x.name, inner.states[name], x.name) for name, x in changed.items()]
+        loop = new.append(TICKS, plain_loop(dim, build))
         self.states.update(zip(changed, loop.results, strict=True))

@@ -6,12 +6,11 @@ from collections.abc import Callable, Collection, Mapping
 
 import attrs
 
-from mtfc.compiler.ir.builder import Builder, wide_type
+from mtfc.compiler.ir.builder import Builder, Substitution, wide_type
 from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Value
-from mtfc.compiler.ir.loops import carried, pairs, region_of, with_operands
+from mtfc.compiler.ir.loops import carried, outputs_of, pairs, region_of, with_operands
 from mtfc.compiler.ir.micro_batch_rule import before_loop
 from mtfc.compiler.ir.ops import has_trait
-from mtfc.compiler.ir.rewrite import Substitution
 from mtfc.compiler.ir.types import Dim, TensorType
 from mtfc.compiler.passes.pipeline_stages import (
     Held,
@@ -94,17 +93,16 @@ class PipelinedLoop:
         """
         scope.build.span, scope.build.stage = self.eqn.span, self.eqn.stage
         tick = self.dims.tick(scope, number, self.reverse)
-        body, region = StageBody(self.dims, self.sums), region_of(self.eqn)
+        body, region = StageBody(self.dims, self.sums, scope.build, {}, tick.micro), region_of(self.eqn)
         read: dict[Value, Value] = {}
         if made is not None and made.slots is not None:
-            first = made.slots.first(scope, tick, is_again=True)
+            first = made.slots.first(tick, is_again=True)
             read = {a.value: first for v, a in pairs(self.eqn) if v in made.kept and a.role == "sliced"}
         given = [
-            self._given(scope, tick, v, a, handed, made if a.value in read else None)
-            for v, a in pairs(self.eqn)
+            self._given(tick, v, a, handed, made if a.value in read else None) for v, a in pairs(self.eqn)
         ]
-        kept = self._kept(scope, tick, region)
-        found = body.loop(scope.build, self.eqn, given, tick.micro, self.dims.inner, tick, kept, read)
+        kept = self._kept(tick, region)
+        found = body.loop(self.eqn, given, self.dims.inner, tick, kept, read)
         scope.build.span, scope.build.stage = self.eqn.span, self.eqn.stage
         updated = {argument.value.name: argument for argument in carried(region)}
         leaving = {}
@@ -115,19 +113,19 @@ class PipelinedLoop:
                 continue
             value = with_stages(scope.build, value, self.dims.stages)
             if carry is not None:
-                leaves = self._last_carry(scope, tick, result, value, carry)
+                leaves = self._last_carry(tick, result, value, carry)
                 leaving.update({result: leaves} if leaves else {})
             elif result in self.wanted:
-                self._same(scope, tick, output, value)
+                self._same(tick, output, value)
         return leaving
 
     def _state(self, name: str) -> str:
         return f"{name}.{self.name}" if self.name else name
 
-    def _kept(self, scope: LoopScope, tick: Tick, region: Function) -> dict[str, Held]:
+    def _kept(self, tick: Tick, region: Function) -> dict[str, Held]:
         """Return where the loop keeps what it yields: sums of all micro-batches, and what has the batch."""
-        dims, found = self.dims, dict[str, Held]()
-        for result, output in zip(self.eqn.results, region.outputs, strict=True):
+        dims, scope, found = self.dims, tick.scope, dict[str, Held]()
+        for result, output in outputs_of(self.eqn):
             type, name = output.value.type, self._state(output.name)
             if output.updates is not None or (result not in self.wanted and result not in self.kept):
                 continue
@@ -135,7 +133,7 @@ class PipelinedLoop:
                 slots = self.slots if self.slots and result not in self.wanted else dims.every_step(self.new)
                 inside = (slots.dim, dims.stages, *dims.one(type.dims))
                 held = scope.state(name, TensorType(type.dtype, inside))
-                found[output.name] = Held(held, slots.first(scope, tick))
+                found[output.name] = Held(held, slots.first(tick))
             elif output.value in self.sums:
                 layers = dims.rounds.held if dims.rounds else dims.inner
                 total = TensorType(wide_type(type).dtype, (dims.stages, layers, *type.dims))
@@ -144,7 +142,6 @@ class PipelinedLoop:
 
     def _given(
         self,
-        scope: LoopScope,
         tick: Tick,
         operand: Value,
         argument: Argument,
@@ -152,9 +149,9 @@ class PipelinedLoop:
         made: PipelinedLoop | None,
     ) -> Value:
         """Return the operand of the stages' own loop in one tick."""
-        build, dims = scope.build, self.dims
+        scope, build, dims = tick.scope, tick.scope.build, self.dims
         if argument.role == "carried":
-            return self._entering(scope, tick, operand, argument, handed)
+            return self._entering(tick, operand, argument, handed)
         if made is not None:
             return scope.state(made._state(made._output(operand).name))
         has_batch, is_stacked = dims.batch in operand.type.dims, argument.role == "sliced"
@@ -174,10 +171,11 @@ class PipelinedLoop:
         return region_of(self.eqn).outputs[self.eqn.results.index(result)]
 
     def _entering(
-        self, scope: LoopScope, tick: Tick, operand: Value, argument: Argument, handed: Mapping[Value, Value]
+        self, tick: Tick, operand: Value, argument: Argument, handed: Mapping[Value, Value]
     ) -> Value:
         """Return a carry at the start of a tick: the first stage takes the next micro-batch, others what they are handed."""
-        build, dims, type = scope.build, self.dims, argument.value.type
+        scope, dims, type = tick.scope, self.dims, argument.value.type
+        build = scope.build
         if is_accumulated(region_of(self.eqn), argument, self.sums):
             return build.zeros(TensorType(type.dtype, (dims.stages, *type.dims)))
         whole = TensorType(type.dtype, (dims.stages, *dims.one(type.dims)))
@@ -200,53 +198,46 @@ class PipelinedLoop:
         entering = build("where", tick.first, with_stages(build, fed, dims.stages), handed_on)
         return _as(build, entering, part, dim)
 
-    def _last_carry(
-        self, scope: LoopScope, tick: Tick, result: Value, value: Value, carry: Argument
-    ) -> Value | None:
+    def _last_carry(self, tick: Tick, result: Value, value: Value, carry: Argument) -> Value | None:
         """Hand a carry on, and collect what leaves the last stage. The other stages hand zeros to the sum over stages.
 
         Both are sent in parts: see `Spread`.
         """
-        build, dims, type = scope.build, self.dims, carry.value.type
+        scope, dims, type = tick.scope, self.dims, carry.value.type
+        build = scope.build
         name = self._state(f"{carry.value.name}.carry")
         if is_accumulated(region_of(self.eqn), carry, self.sums):
-            held = scope.state(name, wide_type(value.type))
-            scope.update(
-                name, build("add", held, build.cast(build("mask", tick.active, value), held.type.dtype))
-            )
+            scope.accumulate(name, build("mask", tick.active, value))
             return None
         dim, part = self.spread(value.type)
         sent = _as(build, value, dim, part)
         scope.update(name, sent)
         if result in self.wanted:
-            self._collect(scope, tick, f"{name}.last", sent, carry)
+            self._collect(tick, f"{name}.last", sent, carry)
         if dims.batch not in type.dims:
             return None
         if type.dtype == "bool":
             return build("any", build("and", value, tick.last), over=(dims.stages,))
         return _as(build, build("sum", build("mask", tick.last, sent), over=(dims.stages,)), part, dim)
 
-    def _collect(self, scope: LoopScope, tick: Tick, name: str, value: Value, carry: Argument) -> None:
+    def _collect(self, tick: Tick, name: str, value: Value, carry: Argument) -> None:
         """Keep what leaves the last stage. Each stage has room for it, so that nothing is sent before all ticks are over."""
-        build, dims, type = scope.build, self.dims, value.type
+        scope, build = tick.scope, tick.scope.build
         left = build("ge", tick.leaving, build.constant(0, "i32"))
         if carry.value in self.sums:
-            held = scope.state(name, wide_type(type))
-            term = build("mask", build("and", tick.last, left), value)
-            scope.update(name, build("add", held, build.cast(term, held.type.dtype)))
-        elif dims.batch in carry.value.type.dims:
-            held = scope.state(name, TensorType(type.dtype, (dims.micro, *type.dims)))
+            scope.accumulate(name, build("mask", build("and", tick.last, left), value))
+        elif self.dims.batch in carry.value.type.dims:
             leaving = build("where", tick.last, tick.leaving, build.constant(-1, "i32"))
-            scope.update(name, build("set_at", held, value, leaving, dim=dims.micro))
+            scope.put(name, value, leaving, self.dims.micro)
         else:
             is_first = build("eq", tick.leaving, build.constant(0, "i32"))
-            scope.update(
-                name, build("where", build("and", tick.last, is_first), value, scope.state(name, type))
-            )
+            held = scope.state(name, value.type)
+            scope.update(name, build("where", build("and", tick.last, is_first), value, held))
 
-    def _same(self, scope: LoopScope, tick: Tick, output: Output, value: Value) -> None:
+    def _same(self, tick: Tick, output: Output, value: Value) -> None:
         """Keep what the first micro-batch yields, as all yield the same."""
-        build, dims, type = scope.build, self.dims, value.type
+        scope, dims, type = tick.scope, self.dims, value.type
+        build = scope.build
         name = self._state(output.name)
         rounds = dims.rounds
         held = scope.state(name, TensorType(type.dtype, (rounds.chunks, *type.dims)) if rounds else type)
@@ -263,7 +254,7 @@ class PipelinedLoop:
         """Return the results of the whole loop that are read: those that are sums of 16-bit terms are still f32."""
         region, found = region_of(self.eqn), dict[Value, Value]()
         updated = {argument.value.name: argument for argument in carried(region)}
-        for result, output in zip(self.eqn.results, region.outputs, strict=True):
+        for result, output in outputs_of(self.eqn):
             if result in self.wanted:
                 carry = updated.get(output.updates or "")
                 value = (

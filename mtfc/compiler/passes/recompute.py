@@ -46,13 +46,12 @@ from mtfc.compiler.cost.sizes import whole
 from mtfc.compiler.cost.step_time import communication_of, lanes_of
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.diagnostics import Span
-from mtfc.compiler.ir.builder import Names
+from mtfc.compiler.ir.builder import Names, Substitution, fresh_copy, names_of
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Role, Value, walk
 from mtfc.compiler.ir.loops import dim_of, map_regions, pairs, region_of, result_type, with_operands
 from mtfc.compiler.ir.opdef import Trait
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.printer import shown_layout
-from mtfc.compiler.ir.rewrite import Substitution, fresh_copy, names_of
 from mtfc.compiler.ir.types import Axes, Dim, Mesh
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.dce import live_only
@@ -394,8 +393,7 @@ class PairRewriter:
         forward, backward = pair.forward, pair.backward
         self.region, self.inner = region_of(forward), region_of(backward)
         self.outputs, self.results = list(self.region.outputs), list(forward.results)
-        self.arguments = list(self.inner.arguments)
-        self.operands = list(backward.operands)
+        self.given = list(pairs(backward))
         self.inside = {a.value: (v, a.role) for v, a in pairs(forward)}
         self.inner_names = names_of(self.inner)
 
@@ -418,9 +416,8 @@ class PairRewriter:
         body += copied(output.value for output in self.inner.outputs)
         region = attrs.evolve(self.region, outputs=tuple(self.outputs))
         forward = attrs.evolve(self.pair.forward, regions=(region,), results=tuple(self.results))
-        given = zip(self.operands, self.arguments, strict=True)
         inner = new.function(self.inner, body)
-        kept = [(v, a) for v, a in given if a.value not in replaced]
+        kept = [(v, a) for v, a in self.given if a.value not in replaced]
         return forward, with_operands(self.pair.backward, inner, kept)
 
     def _origin(self, value: Value, eqn: Equation) -> tuple[list[Equation], Value]:
@@ -428,12 +425,11 @@ class PairRewriter:
         operand, role = self.inside.get(value, CARRIED)
         if operand is None or role == "carried":  # the loop itself gives its stack
             operand, role = self._stack(value), SLICED
-        for given, argument in zip(self.operands, self.arguments, strict=True):
+        for given, argument in self.given:
             if given is operand and argument.role == role:
                 return [], argument.value
         new = Value(self.inner_names.fresh(value.name), value.type)
-        self.operands.append(operand)
-        self.arguments.append(Argument(new, role, layout=self._layout(value)))
+        self.given.append((operand, Argument(new, role, layout=self._layout(value))))
         return [], new
 
     def _layout(self, value: Value) -> Mapping[str, Axes] | None:

@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import attrs
 
 from mtfc.compiler.ir.attributes import fitted
-from mtfc.compiler.ir.builder import Builder
+from mtfc.compiler.ir.builder import Builder, Substitution, names_of
 from mtfc.compiler.ir.core import Equation, Function, Program, Value
 from mtfc.compiler.ir.loops import map_regions
 from mtfc.compiler.ir.numbers import is_power_of_two, product, total, wrapped
@@ -29,7 +29,6 @@ from mtfc.compiler.ir.opdef import SameAs, Trait
 from mtfc.compiler.ir.ops import OPS, elementwise, has_trait, reductions
 from mtfc.compiler.ir.ops.contraction import reduced_dims
 from mtfc.compiler.ir.ops.creation import VALUE
-from mtfc.compiler.ir.rewrite import Substitution, names_of
 from mtfc.compiler.ir.types import FLOATS, Dim
 from mtfc.compiler.passes.pass_base import Pass
 from mtfc.compiler.records import frozen

@@ -19,7 +19,7 @@ import numpy as np
 from mtfc.backends.common.devices import Unavailable, jax
 from mtfc.compiler.diagnostics import CompileError
 from mtfc.compiler.ir.training import LOSS_SCALE
-from mtfc.compiler.passes.autodiff.loss_scaling import GOOD_STEPS
+from mtfc.compiler.passes.autodiff.update_equations import GOOD_STEPS
 from mtfc.driver.errors import UsageError
 from mtfc.driver.training.checkpoints import NotFinite, Saving, are_finite
 from mtfc.driver.training.metrics import Sink, Throughput

@@ -16,7 +16,7 @@ import attrs
 from mtfc.compiler.activity import doing
 from mtfc.compiler.cost.sizes import UNDISTRIBUTED, bytes_of, whole
 from mtfc.compiler.diagnostics import Diagnostic, Label, Span
-from mtfc.compiler.ir.builder import Builder, Names
+from mtfc.compiler.ir.builder import Builder, Names, needed_for
 from mtfc.compiler.ir.core import (
     Argument,
     Equation,
@@ -31,7 +31,6 @@ from mtfc.compiler.ir.core import (
 from mtfc.compiler.ir.loops import executed
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.calls import FUNCTION
-from mtfc.compiler.ir.rewrite import needed_for
 from mtfc.compiler.ir.types import ITEM_BYTES, Dim, TensorType
 from mtfc.compiler.ir.verifier import verify
 from mtfc.compiler.search.repeated_layers import RepeatedLayers

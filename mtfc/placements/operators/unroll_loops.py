@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import attrs
 
 from mtfc.compiler.diagnostics import CompileError, Diagnostic, Span
-from mtfc.compiler.ir.builder import Builder, Names
+from mtfc.compiler.ir.builder import Builder, Names, needed_for
 from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Value, walk
 from mtfc.compiler.ir.loops import (
     carried,
@@ -30,7 +30,6 @@ from mtfc.compiler.ir.loops import (
 )
 from mtfc.compiler.ir.opdef import OpError
 from mtfc.compiler.ir.ops import OPS
-from mtfc.compiler.ir.rewrite import needed_for
 from mtfc.compiler.ir.types import Dim, TensorType
 
 MOST = 20_000

@@ -23,12 +23,11 @@ from mtfc.compiler.analysis.dimension_names import (
 from mtfc.compiler.cost.fusion import FusionModel
 from mtfc.compiler.cost.hardware import Device, Rate
 from mtfc.compiler.cost.lower_bounds import CommonProgram, MakeBlocks, WholeArray
-from mtfc.compiler.ir.builder import Builder
+from mtfc.compiler.ir.builder import Builder, names_of, needed_for
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import dim_of, region_of
 from mtfc.compiler.ir.opdef import Bridge
 from mtfc.compiler.ir.ops import OPS, has_trait
-from mtfc.compiler.ir.rewrite import names_of, needed_for
 from mtfc.compiler.ir.types import Axes, Dim
 
 UNTILED = Device({}, 0.0, Rate.constant(1.0))

@@ -45,14 +45,14 @@ from mtfc.compiler.analysis.liveness import (
 from mtfc.compiler.cost.hardware import Device
 from mtfc.compiler.cost.lower_bounds import CommonProgram
 from mtfc.compiler.cost.sizes import Amount, Scale, bytes_of
-from mtfc.compiler.cost.tpu.tiling import Tiles, pixels_of
+from mtfc.compiler.cost.tpu.tpu_fusion import Tiles, pixels_of
 from mtfc.compiler.diagnostics import Span
+from mtfc.compiler.ir.builder import fresh_copy
 from mtfc.compiler.ir.core import Equation, Function, Role, Value, walk
-from mtfc.compiler.ir.loops import charged_equation, pairs, region_of, unroll_of
+from mtfc.compiler.ir.loops import charged_equation, outputs_of, pairs, region_of, unroll_of
 from mtfc.compiler.ir.opdef import no_flops
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.collectives import kind_of
-from mtfc.compiler.ir.rewrite import fresh_copy
 from mtfc.compiler.ir.types import Mesh, TensorType
 from mtfc.compiler.records import frozen, sums
 
@@ -116,7 +116,7 @@ def memory_of(function: Function, mesh: Mesh, scale: Scale, kernels: KernelArray
 def memory_on(function: Function, mesh: Mesh, device: Device, inside: Inside = nothing_inside) -> MemoryUse:
     """Return the memory of a placed function on a device. inside: see `liveness`.
 
-    On TPUs arrays take whole tiles (`tpu/tiling.py`). XLA for CPUs copies operands of dots and of all-reduces, and keeps 16-bit
+    On TPUs arrays take whole tiles (`Tiles`). XLA for CPUs copies operands of dots and of all-reduces, and keeps 16-bit
     floats in f32.
     """
     stored = widened(function, device)
@@ -476,7 +476,7 @@ def _keys(
 ) -> Iterator[tuple[Value, object]]:
     """Yield each result with a key; results of equal keys may be equal."""
     if eqn.regions:
-        for result, output in zip(eqn.results, region_of(eqn).outputs, strict=True):
+        for result, output in outputs_of(eqn):
             yield result, result if output.updates else (eqn, known.get(output.value, output.value))
         return
     operands, mixed = [known.get(value, value) for value in eqn.operands], replaced.get(eqn, frozenset())

@@ -27,7 +27,7 @@ from mtfc.compiler.analysis.dimension_names import (
 )
 from mtfc.compiler.cost.lower_bounds import CommonProgram, WholeArray
 from mtfc.compiler.ir.core import Equation, Function, Value
-from mtfc.compiler.ir.loops import dim_of, pairs, region_of
+from mtfc.compiler.ir.loops import dim_of, outputs_of, pairs, region_of
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.sharding_rules import leaves_sums, linear_operands
 
@@ -234,7 +234,7 @@ class _SumGraph:
                 self.linear_uses[operand].append(_LinearUse(argument.value, moved=self._unmade(operand)))
             else:
                 self._needs(operand, self._unmade(operand))
-        for result, output in zip(eqn.results, region.outputs, strict=True):
+        for result, output in outputs_of(eqn):
             leaving = (result, carries[output.updates]) if output.updates else (result,)
             moved = self._unmade(output.value)
             self.linear_uses[output.value] += (_LinearUse(value, moved=moved) for value in leaving)

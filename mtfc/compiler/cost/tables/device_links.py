@@ -27,17 +27,35 @@ Table = Any
 
 
 @attrs.frozen(eq=False)
-class DeviceLinks:
-    """Ports, latency and bandwidth between devices. Ports are numbered from `count` on, after the devices; `ports` lists them.
+class Routes:
+    """Routes between devices.
 
-    port, rate [sender, receiver, hop]: the ports of the route, -1 after the last, and the bandwidth of each.
+    port, rate [source, target, hop]: the ports of a route, -1 after the last, and their bandwidths. latency, bandwidth [source,
+    target]: of the whole route.
     """
 
-    count: int
     port: Table
     rate: Table
     latency: Table
     bandwidth: Table
+
+    def hops(self, source: int, target: int) -> Iterator[tuple[int, float]]:
+        """Yield the ports of a route with their bandwidths."""
+        ports, rates = self.port[source, target].tolist(), self.rate[source, target].tolist()
+        yield from ((port, rate) for port, rate in zip(ports, rates, strict=True) if port >= 0)
+
+    @cached_property
+    def figures(self) -> list[list[tuple[float, float]]]:
+        """Latency and bandwidth from each device to each other."""
+        rows = zip(self.latency.tolist(), self.bandwidth.tolist(), strict=True)
+        return [list(zip(*row, strict=True)) for row in rows]
+
+
+@attrs.frozen(eq=False)
+class DeviceLinks(Routes):
+    """The routes between `count` devices. Ports are numbered from `count` on, after the devices; `ports` lists them."""
+
+    count: int
     ports: tuple[GraphPort, ...]
 
     @property
@@ -71,7 +89,7 @@ def _of_graph(graph: DeviceGraph, count: int) -> DeviceLinks:
     routes = find_routes(graph)
     own = slice(0, count), slice(0, count)
     port = np.where(routes.port < 0, -1, routes.port + count)[own]
-    return DeviceLinks(count, port, routes.rate[own], routes.latency[own], routes.bandwidth[own], graph.ports)
+    return DeviceLinks(port, routes.rate[own], routes.latency[own], routes.bandwidth[own], count, graph.ports)
 
 
 def _of_nested(hardware: Hardware, count: int) -> DeviceLinks:
@@ -88,7 +106,7 @@ def _of_nested(hardware: Hardware, count: int) -> DeviceLinks:
                 latency[a, b] = hops * link.latency
                 bandwidth[a, b] = link.rate("permute").peak
     rate = bandwidth[..., np.newaxis]
-    return DeviceLinks(count, port, rate, latency, bandwidth, tuple(ports))
+    return DeviceLinks(port, rate, latency, bandwidth, count, tuple(ports))
 
 
 def _port(link: Link, sender: int, direction: int) -> GraphPort:
@@ -134,31 +152,6 @@ def _hops(link: Link, a: int, b: int) -> tuple[int, int]:
 
 FEMTO = 15
 """The digits of latencies after the point: sums of the same latencies in another order are equal."""
-
-
-@attrs.frozen(eq=False)
-class Routes:
-    """The routes between the devices of a graph.
-
-    port, rate [source, target, hop]: the ports of a route, -1 after the last, and their bandwidths. latency, bandwidth [source,
-    target]: of the whole route.
-    """
-
-    port: Any
-    rate: Any
-    latency: Any
-    bandwidth: Any
-
-    def hops(self, source: int, target: int) -> Iterator[tuple[int, float]]:
-        """Yield the ports of a route with their bandwidths."""
-        ports, rates = self.port[source, target].tolist(), self.rate[source, target].tolist()
-        yield from ((port, rate) for port, rate in zip(ports, rates, strict=True) if port >= 0)
-
-    @cached_property
-    def figures(self) -> list[list[tuple[float, float]]]:
-        """Latency and bandwidth from each device to each other."""
-        rows = zip(self.latency.tolist(), self.bandwidth.tolist(), strict=True)
-        return [list(zip(*row, strict=True)) for row in rows]
 
 
 def find_routes(graph: DeviceGraph) -> Routes:

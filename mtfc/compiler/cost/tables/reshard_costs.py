@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from mtfc.compiler.analysis.reshard_plans import goal_of, steps_from
 from mtfc.compiler.cost.topology import Topology
-from mtfc.compiler.ir.collective_def import ReshardStep
 from mtfc.compiler.ir.core import Attr
+from mtfc.compiler.ir.opdef import ReshardStep
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.types import Axes, Dim, Mesh, TensorType
 

@@ -14,15 +14,19 @@ from functools import partial
 from itertools import combinations, permutations
 
 from mtfc.compiler.ir.attributes import AXIS_SET, DIM, DIM_LIST, Attribute
-from mtfc.compiler.ir.collective_def import (
+from mtfc.compiler.ir.core import Equation
+from mtfc.compiler.ir.opdef import (
     OVER_AXES,
+    Attrs,
+    Code,
     CollectiveDef,
     Edge,
+    OpDef,
+    OpError,
     ReshardGoal,
     Sending,
+    Trait,
 )
-from mtfc.compiler.ir.core import Equation
-from mtfc.compiler.ir.opdef import Attrs, Code, OpDef, OpError, Trait
 from mtfc.compiler.ir.ops.positions import (
     AMONG,
     BACK,

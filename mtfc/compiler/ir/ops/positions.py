@@ -11,7 +11,6 @@ from typing import Any
 import attrs
 
 from mtfc.compiler.ir.attributes import DIM, DIM_LIST, FLAG, INT, Attribute
-from mtfc.compiler.ir.collective_def import same_types
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.halos import NeededRange, needed_range, shift_elements, take_range
 from mtfc.compiler.ir.opdef import (
@@ -23,6 +22,7 @@ from mtfc.compiler.ir.opdef import (
     OpError,
     Shard,
     linear_in_all,
+    same_types,
 )
 from mtfc.compiler.ir.ops.creation import VALUE, check_value, literal
 from mtfc.compiler.ir.ops.elementwise import NUMBERS, check_dtypes

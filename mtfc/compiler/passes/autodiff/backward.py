@@ -32,7 +32,7 @@ from functools import partial
 import attrs
 
 from mtfc.compiler.analysis.buffer_kinds import enlarged, readers_and_outputs, readers_of
-from mtfc.compiler.ir.builder import Builder, Names, VerifyError
+from mtfc.compiler.ir.builder import Builder, Names, Substitution, VerifyError, names_of, needed_for
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value, walk
 from mtfc.compiler.ir.loops import (
     WHILE,
@@ -43,6 +43,7 @@ from mtfc.compiler.ir.loops import (
     is_unbounded,
     make_loop,
     map_regions,
+    outputs_of,
     pairs,
     region_of,
     results_of,
@@ -52,7 +53,6 @@ from mtfc.compiler.ir.opdef import no_gradient
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.creation import VALUE
 from mtfc.compiler.ir.printer import equation_text
-from mtfc.compiler.ir.rewrite import Substitution, names_of, needed_for
 from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Dim
 from mtfc.compiler.records import define, frozen
 
@@ -237,8 +237,7 @@ def _residuals(eqn: Equation, body: LoopBody, again: list[Equation]) -> Residual
     """Return the residuals; equations that rename them back are inserted at the start of `again`."""
     given, yielded = list[tuple[Value, Argument]](), list[Output]()
     operands = {argument.value: (value, argument) for value, argument in pairs(eqn)}
-    outputs = zip(body.region.outputs, eqn.results, strict=True)
-    stacked = {output.value: result for output, result in outputs if output.updates is None}
+    stacked = {output.value: result for result, output in outputs_of(eqn) if output.updates is None}
     used = _free_values([*again, *body.backward], body.grads.values())
     taken = {output.name for output in body.region.outputs}
     for value in used:

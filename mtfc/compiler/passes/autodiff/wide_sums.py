@@ -21,11 +21,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
-from mtfc.compiler.ir.builder import Builder, Names, is_narrow
+from mtfc.compiler.ir.builder import Builder, Names, Substitution, is_narrow, names_of
 from mtfc.compiler.ir.core import Attr, Equation, Function, Output, Value
 from mtfc.compiler.ir.loops import carried, pairs, region_of
 from mtfc.compiler.ir.ops import OPS, has_trait
-from mtfc.compiler.ir.rewrite import Substitution, names_of
 from mtfc.compiler.ir.sharding_rules import is_sum_of_all
 from mtfc.compiler.passes.autodiff.backward import only_reader
 

@@ -18,11 +18,11 @@ import attrs
 
 from mtfc.compiler.analysis.buffer_kinds import storage
 from mtfc.compiler.analysis.reshard_plans import needed_type, plan
+from mtfc.compiler.ir.builder import names_of
 from mtfc.compiler.ir.core import Equation, Function, Output, Program, Value
-from mtfc.compiler.ir.loops import charged_equation, region_of
+from mtfc.compiler.ir.loops import charged_equation, outputs_of, pairs, region_of
 from mtfc.compiler.ir.opdef import no_flops
 from mtfc.compiler.ir.ops import OPS, has_trait
-from mtfc.compiler.ir.rewrite import names_of
 from mtfc.compiler.ir.sharding_rules import operand_type, operand_types
 from mtfc.compiler.ir.types import Axes, Mesh, TensorType
 from mtfc.compiler.ir.verifier import Level
@@ -90,11 +90,11 @@ class ReshardInserter:
 
     def _loop(self, eqn: Equation) -> Equation:
         region = region_of(eqn)
-        pending = {o.name: v.type.pending for o, v in zip(region.outputs, eqn.results, strict=True)}
+        pending = {o.name: v.type.pending for v, o in outputs_of(eqn)}
         inside = ReshardInserter(region, self.mesh, pending).run()
         operands = tuple(
             self._version(value, needed_type(eqn, i, argument.value.type.pending), eqn)
-            for i, (value, argument) in enumerate(zip(eqn.operands, region.arguments, strict=True))
+            for i, (value, argument) in enumerate(pairs(eqn))
         )
         return attrs.evolve(eqn, operands=operands, regions=(inside,))
 

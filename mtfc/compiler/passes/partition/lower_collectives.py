@@ -13,13 +13,12 @@ from typing import ClassVar
 import attrs
 
 from mtfc.compiler.analysis.reshard_plans import plan
-from mtfc.compiler.ir.builder import Names
+from mtfc.compiler.ir.builder import Names, names_of
 from mtfc.compiler.ir.core import Equation, Function, Program, Value
 from mtfc.compiler.ir.loops import map_regions
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.collectives import BETWEEN_PROCESSORS
 from mtfc.compiler.ir.ops.positions import DIM_MOVED
-from mtfc.compiler.ir.rewrite import names_of
 from mtfc.compiler.ir.types import Mesh
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.pass_base import Pass

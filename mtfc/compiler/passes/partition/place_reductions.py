@@ -39,11 +39,10 @@ from mtfc.compiler.analysis.disjoint_sets import DisjointSets
 from mtfc.compiler.analysis.mincut import INFINITE, SINK, SOURCE, Arc, Node, minimum_cut
 from mtfc.compiler.analysis.pending_values import may_be_pending
 from mtfc.compiler.analysis.reshard_plans import needed_type
-from mtfc.compiler.ir.builder import Names
+from mtfc.compiler.ir.builder import Names, Substitution, names_of
 from mtfc.compiler.ir.core import Equation, Function, Output, Program, Value
 from mtfc.compiler.ir.loops import carried, dim_of, pairs, region_of
 from mtfc.compiler.ir.ops import OPS, has_trait
-from mtfc.compiler.ir.rewrite import Substitution, names_of
 from mtfc.compiler.ir.sharding_rules import (
     OperandGroup,
     is_cast_of_terms,

@@ -37,10 +37,10 @@ from mtfc.compiler.analysis.mincut import INFINITE, SINK, SOURCE, Arc, Node, min
 from mtfc.compiler.analysis.pending_values import may_be_pending
 from mtfc.compiler.analysis.reshard_plans import needed_type
 from mtfc.compiler.cost.sizes import Numbers
+from mtfc.compiler.ir.builder import with_layouts
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Value, walk
-from mtfc.compiler.ir.loops import dim_of, map_regions, pairs, region_of
+from mtfc.compiler.ir.loops import dim_of, map_regions, outputs_of, pairs, region_of
 from mtfc.compiler.ir.ops import OPS
-from mtfc.compiler.ir.rewrite import with_layouts
 from mtfc.compiler.ir.sharding_rules import OperandGroup, leaves_sums, own_axes, passing_groups
 from mtfc.compiler.ir.types import REGIONS, Axes, Dim, Mesh, TensorType
 from mtfc.compiler.ir.verifier import Level
@@ -420,7 +420,7 @@ class RegionNetwork:
                 self._sliced(operand, by, type, inside)
             self._made(argument.value, type, by, inside)
         self._body(region.body, inside)
-        for result, output in zip(eqn.results, region.outputs, strict=True):
+        for result, output in outputs_of(eqn):
             by = labels[output.updates] if output.updates else self._end(output, output.value)
             type = output.value.type.split_by(output.layout or {})
             self._passed(output.value, type, by, inside)

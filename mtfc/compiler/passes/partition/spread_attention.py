@@ -29,7 +29,7 @@ import attrs
 
 from mtfc.compiler.analysis.equation_names import LayoutTarget
 from mtfc.compiler.cost.sizes import Numbers
-from mtfc.compiler.ir.builder import Builder, Names
+from mtfc.compiler.ir.builder import Builder, Names, Substitution, names_of, with_layouts
 from mtfc.compiler.ir.core import Equation, Function, Program, Value
 from mtfc.compiler.ir.loops import map_regions
 from mtfc.compiler.ir.ops import OPS, has_trait
@@ -46,7 +46,6 @@ from mtfc.compiler.ir.ops.attention import (
     roles_of,
     row_dims,
 )
-from mtfc.compiler.ir.rewrite import Substitution, names_of, with_layouts
 from mtfc.compiler.ir.types import Axes, Dim, Mesh
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.partition.attention_rings import PlainSums, Ring, RingBuilder, WeightedMeans

@@ -15,10 +15,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from mtfc.compiler.ir.builder import Builder
+from mtfc.compiler.ir.builder import Builder, Rewrite, rewritten
 from mtfc.compiler.ir.core import Equation, Function, Program, Value
 from mtfc.compiler.ir.ops import OPS
-from mtfc.compiler.ir.rewrite import Rewrite, rewritten
 from mtfc.compiler.ir.types import Axes, Dim, Mesh, Rules, TensorType
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.partition.layout_rules import LayoutRules

@@ -27,13 +27,12 @@ from typing import Any, ClassVar
 
 import attrs
 
-from mtfc.compiler.ir.builder import Builder, Names
+from mtfc.compiler.ir.builder import Builder, Names, names_of
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Value
 from mtfc.compiler.ir.loops import by_role, dim_of, make_loop, pairs, region_of, sliced_type
 from mtfc.compiler.ir.micro_batch_rule import LISTS_OF_DIMS, REDUCED
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.contraction import GROUP, RESULT_DIMS
-from mtfc.compiler.ir.rewrite import names_of
 from mtfc.compiler.ir.sharding_rules import linear_groups
 from mtfc.compiler.ir.types import ITEM_BYTES, Axes, Dim, TensorType
 from mtfc.compiler.ir.verifier import Level

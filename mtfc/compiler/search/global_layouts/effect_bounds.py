@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from mtfc.compiler.analysis.dimension_names import Dims, Pairs
 from mtfc.compiler.cost.effects.halo_exchange import Halo
-from mtfc.compiler.cost.effects.moved_data import DataPath, Gate, MovedData, SpreadKeys
-from mtfc.compiler.cost.effects.stored_parameters import StoredParameter
+from mtfc.compiler.cost.effects.moved_data import DataPath, Gate, MovedData, SpreadKeys, StoredParameter
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.cost.lower_bounds import Least, Most, ShardedAmount, Term, Total, Unless, Unmoved
 from mtfc.compiler.cost.tables.collective_tables import CollectiveTables, Seconds

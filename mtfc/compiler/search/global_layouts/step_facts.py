@@ -29,19 +29,17 @@ from mtfc.compiler.analysis.dimension_names import (
 )
 from mtfc.compiler.cost.effects.halo_exchange import Halo, halos_of
 from mtfc.compiler.cost.effects.memory import MemoryBound, Splitting, equal_in, memory_bound, merging_in
-from mtfc.compiler.cost.effects.moved_data import MovedData, moved_data
+from mtfc.compiler.cost.effects.moved_data import MovedData, StoredParameter, moved_data, stored_parameters
 from mtfc.compiler.cost.effects.pending_sums import SumRoute, preceding, sum_routes, without_useless_stops
 from mtfc.compiler.cost.effects.roofline import KernelBound, is_binary, kernel_bounds, largest_share
-from mtfc.compiler.cost.effects.stored_parameters import StoredParameter, stored_parameters
 from mtfc.compiler.cost.hardware import Device
 from mtfc.compiler.cost.lower_bounds import CommonProgram, MakeBlocks, ShardedAmount, Term, divided
 from mtfc.compiler.cost.tables.collective_tables import Seconds
-from mtfc.compiler.ir.builder import Builder, Names
+from mtfc.compiler.ir.builder import Builder, Names, names_of
 from mtfc.compiler.ir.core import Equation, Function, Value, walk
 from mtfc.compiler.ir.loops import carried, region_of
 from mtfc.compiler.ir.opdef import BlockRewriter
 from mtfc.compiler.ir.ops import OPS, has_trait
-from mtfc.compiler.ir.rewrite import names_of
 from mtfc.compiler.ir.types import Axes, Dim
 from mtfc.compiler.passes.join_dots import joinable
 from mtfc.compiler.passes.partition.spread_attention import shared_splits

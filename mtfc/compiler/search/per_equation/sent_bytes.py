@@ -12,8 +12,8 @@ from itertools import chain, product
 from math import inf
 
 from mtfc.compiler.cost.tables.reshard_costs import Conversions
-from mtfc.compiler.ir.collective_def import ReshardStep
 from mtfc.compiler.ir.core import Equation, Function, Value
+from mtfc.compiler.ir.opdef import ReshardStep
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.types import Mesh
 from mtfc.compiler.search.per_equation.choice_network import ChoiceNetwork

@@ -10,10 +10,10 @@ from typing import Any
 import attrs
 
 from mtfc.compiler.diagnostics import Label
+from mtfc.compiler.ir.builder import needed_for
 from mtfc.compiler.ir.core import Attr, Equation, Stage, Value, walk
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.creation import VALUE
-from mtfc.compiler.ir.rewrite import needed_for
 from mtfc.compiler.ir.types import FLOATS, Dim
 from mtfc.frontend.semantics.bodies.expressions import (
     Expressions,

@@ -12,10 +12,10 @@ from typing import Any
 
 import attrs
 
+from mtfc.compiler.ir.builder import fresh_copy, needed_for
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.creation import VALUE
-from mtfc.compiler.ir.rewrite import fresh_copy, needed_for
 from mtfc.compiler.ir.types import ITEM_BYTES, Dim, TensorType
 from mtfc.placements.running.jax.parts import ModuleFunctions
 from mtfc.placements.running.jax.passes import short, sources_of, whole_of

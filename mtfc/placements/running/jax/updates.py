@@ -22,9 +22,11 @@ from mtfc.compiler.passes.autodiff.differentiate import (
     finished_step,
     gradient_function,
     means,
+    replaced_by,
+    weighed_terms,
+    weight_numbers,
 )
-from mtfc.compiler.passes.autodiff.loss_scaling import scale_state
-from mtfc.compiler.passes.autodiff.micro_batches import replaced_by, weighed_terms, weight_numbers
+from mtfc.compiler.passes.autodiff.update_equations import scale_state
 
 
 def is_local(training: Training, parameter: str) -> bool:
