@@ -15,7 +15,7 @@ from mtfc.compiler.ir.types import FLOATS, Dim
 from mtfc.frontend.jaxpr.equations import bound
 from mtfc.frontend.jaxpr.factors import Axis, axis
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Number, Operand
-from mtfc.frontend.jaxpr.primitive_rules import Axes, JaxprEmitter, Linker, PrimitiveRule, first_of
+from mtfc.frontend.jaxpr.primitive_rules import Axes, JaxprEmitter, Linker, PrimitiveRule
 from mtfc.frontend.jaxpr.rules.shapes import StridedPart, all_parted, axes_of_parts, parts_of
 
 Numbers = tuple[int, ...]
@@ -372,10 +372,10 @@ def _emit_part(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]
     return (new if here is None else emitter.elementwise("where", here, new, value),)
 
 
-SCATTER = first_of(
-    PrimitiveRule(_link_scatter, _emit_scatter, lambda step: _op(step) == "add" and _is_plain_scatter(step)),
-    PrimitiveRule(_link_part, _emit_part, _is_one_part),
-    PrimitiveRule(_link_scatter, _emit_set, lambda step: _op(step) == "" and _is_small_set(step)),
+SET = PrimitiveRule(_link_scatter, _emit_set, lambda step: _op(step) == "" and _is_small_set(step))
+PART = PrimitiveRule(_link_part, _emit_part, _is_one_part, otherwise=SET)
+SCATTER = PrimitiveRule(
+    _link_scatter, _emit_scatter, lambda step: _op(step) == "add" and _is_plain_scatter(step), otherwise=PART
 )
 
 
