@@ -24,6 +24,7 @@ from mtfc.frontend.jaxpr.factors import axis
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Operand, Var
 from mtfc.frontend.jaxpr.primitive_rules import JaxprEmitter, Linker, PrimitiveRule
 from mtfc.frontend.jaxpr.rules import elementwise, indexing
+from mtfc.frontend.jaxpr.rules.indexing import SharedAxis
 from mtfc.frontend.jaxpr.rules.reductions import windows_of
 
 ELEMENTWISE = frozenset({
@@ -110,14 +111,21 @@ def _along(step: AppliedPrimitive) -> tuple[int, ...]:
     return tuple(j % len(shape) for j in (found if isinstance(found, tuple | list) else (found,)))
 
 
-def _shared_along(step: AppliedPrimitive, own: Sequence[int]) -> tuple[indexing.SharedAxis, ...]:
-    """Return the axes along which a primitive does not work."""
-    kept = [k for k in range(len(step.operands[0].shape)) if k not in own]
-    places = range(len(kept)) if ALONG[step.primitive].result == "none" else kept
-    return tuple(
-        indexing.SharedAxis(tuple(k if x.shape else None for x in step.operands), place)
-        for k, place in zip(kept, places, strict=True)
-    )
+def _shared(step: AppliedPrimitive) -> tuple[SharedAxis, ...]:
+    """Return the axes that layouts may split."""
+    if _is_elementwise(step):
+        sizes, operands = enumerate(step.results[0].shape), step.operands
+        return tuple(
+            SharedAxis(tuple(k if x.shape[k : k + 1] == (n,) else None for x in operands), k)
+            for k, n in sizes
+        )
+    if own := _along(step):
+        kept = [k for k in range(len(step.operands[0].shape)) if k not in own]
+        places = range(len(kept)) if ALONG[step.primitive].result == "none" else kept
+        rows = (tuple(k if x.shape else None for x in step.operands) for k in kept)
+        return tuple(map(SharedAxis, rows, places))
+    batches = (SharedAxis((k,) * len(step.operands), k) for k in range(batch_axes(step)))
+    return indexing.shared_axes(step) or tuple(batches)
 
 
 def link(linker: Linker, step: AppliedPrimitive) -> None:
@@ -153,46 +161,9 @@ def _link_along(linker: Linker, step: AppliedPrimitive, own: Sequence[int]) -> N
 
 
 def emit(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
-    if _is_elementwise(step):
-        return _emit_elementwise(emitter, step)
-    own = _along(step)
-    if (shared := _shared_along(step, own) if own else indexing.shared_axes(step)) or own:
-        values, mapped, results, function = indexing.call_operands(emitter, step, shared)
-        keys = step.params["num_keys"] if step.primitive == "sort" else 0
-        return add_call(emitter, step, OnShards(function, len(mapped), keys), values, mapped, results)
-    number = batch_axes(step)
-    operands = elementwise.operands(emitter, step)
-    whole = [emitter.whole(value, step.axes(i)) for i, value in enumerate(operands)]
-    shapes = [x.shape[number:] for x in step.operands]
-    results = [emitter.dims.of_axes(var.axes[number:]) for var in step.results]
-    mapped = emitter.dims.of_axes(step.results[0].axes[:number])
-    return add_call(emitter, step, partial(_bound, step, shapes), whole, mapped, results)
-
-
-def _emit_elementwise(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
-    values = elementwise.operands(emitter, step)
-    dims = tuple(dict.fromkeys(dim for value in values for dim in value.type.dims))
-    ordered = [emitter.build.ordered(v, [d for d in dims if d in v.type.dims]) for v in values]
-    return add_call(
-        emitter, step, partial(_bound, step, [()] * len(values)), ordered, dims, [()] * len(step.results)
-    )
-
-
-def _bound(step: AppliedPrimitive, shapes: Sequence[tuple[int, ...]], *arrays: Any) -> list[Any]:
-    """Apply a primitive to arrays, each reshaped to the shape that the user's program has."""
-    import jax
-
-    given = []
-    for x, operand, shape in zip(arrays, step.operands, shapes, strict=True):
-        y = x.reshape(shape)
-        if operand.key is not None:
-            y = jax.random.wrap_key_data(y, impl=operand.key)
-        given.append(y)
-    results = bound(step.bind, given, step.params)
-    return [
-        jax.random.key_data(y) if var.key is not None else y
-        for y, var in zip(results, step.results, strict=True)
-    ]
+    values, mapped, results, function = indexing.call_operands(emitter, step, _shared(step))
+    keys = step.params["num_keys"] if step.primitive == "sort" else 0
+    return add_call(emitter, step, OnShards(function, len(mapped), keys), values, mapped, results)
 
 
 def add_call(

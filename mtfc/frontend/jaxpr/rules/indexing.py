@@ -510,6 +510,10 @@ def _places(
     return found, tuple(rest)
 
 
+WITH_FIRST_VALUES = ("reduce", "reduce_window")
+"""Primitives with operands that JAX does not map: numbers that reductions begin with."""
+
+
 def _applied(
     step: AppliedPrimitive,
     shared: Sequence[SharedAxis],
@@ -518,23 +522,25 @@ def _applied(
     sizes: Sequence[int],
     *arrays: Any,
 ) -> list[Any]:
-    """Apply the primitive to shards. Arrays have size 1 along mapped dimensions that they lack, and JAX maps no numbers.
+    """Apply the primitive to shards. Arrays have size 1 along mapped dimensions that they lack.
 
     places: for each operand the places of its axes in the call. results: these, and the sizes behind the mapped ones, for each
     result. sizes: of the mapped dimensions.
     """
+    import jax
     from jax import numpy as jnp
 
-    given = []
+    given: list[Any] = []
     for x, operand, axes in zip(arrays, step.operands, places, strict=True):
-        if isinstance(operand, Number):
+        if isinstance(operand, Number) and step.primitive in WITH_FIRST_VALUES:
             given.append(jnp.asarray(operand.value, x.dtype))
             continue
         flat = [place for axis in axes for place in axis]
         shape = [n if i in flat else 1 for i, n in enumerate(sizes)] + [*x.shape[len(sizes) :]]
         others = [i for i in range(len(shape)) if i not in flat]
         y = jnp.broadcast_to(x, shape).transpose(*flat, *others)
-        given.append(y.reshape([prod(shape[place] for place in axis) for axis in axes]))
+        y = y.reshape([prod(shape[place] for place in axis) for axis in axes])
+        given.append(y if operand.key is None else jax.random.wrap_key_data(y, impl=operand.key))
     params = step.params
     if "slice_sizes" in params:
         slices = list(params["slice_sizes"])
@@ -543,7 +549,9 @@ def _applied(
                 slices[k] = given[0].shape[k]
         params = {**params, "slice_sizes": tuple(slices)}
     found = []
-    for y, (plan, rest) in zip(bound(step.bind, given, params), results, strict=True):
+    made = zip(bound(step.bind, given, params), step.results, results, strict=True)
+    for y, var, (plan, rest) in made:
+        y = y if var.key is None else jax.random.key_data(y)
         every, flat = [*sizes, *rest], [place for axis in plan for place in axis]
         found.append(
             y.reshape([every[place] for place in flat]).transpose(*map(flat.index, range(len(every))))
