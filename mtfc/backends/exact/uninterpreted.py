@@ -15,7 +15,7 @@ import numpy as np
 
 from mtfc.backends.exact.prime_field import PrimeField
 from mtfc.backends.exact.residues import ExactArray
-from mtfc.compiler.ir.ops.calls import FUNCTIONS, OnShards
+from mtfc.compiler.ir.ops.calls import FUNCTIONS
 
 INTEGERS = {"b": 2, "i": 4, "u": 4}
 """Kind of a dtype -> the number of values that results have, which may be indices."""
@@ -45,7 +45,7 @@ def uninterpreted_call(
         for x, own, core in zip(arrays, places, cores, strict=True)
     ]
     lead = np.broadcast_shapes(tuple(sizes), *fronts)
-    if isinstance(function, OnShards) and function.keys:
+    if function.keys:
         return _sorted(arrays, fronts, lead, shapes, function.keys)
     digests = [
         digest(field, x, len(core)).reshape(front)

@@ -163,7 +163,7 @@ def _link_along(linker: Linker, step: AppliedPrimitive, own: Sequence[int]) -> N
 def emit(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     values, mapped, results, function = indexing.call_operands(emitter, step, _shared(step))
     keys = step.params["num_keys"] if step.primitive == "sort" else 0
-    return add_call(emitter, step, OnShards(function, len(mapped), keys), values, mapped, results)
+    return add_call(emitter, step, function, values, mapped, results, keys)
 
 
 def add_call(
@@ -173,8 +173,9 @@ def add_call(
     operands: Sequence[Value],
     mapped: tuple[Dim, ...],
     results: Sequence[tuple[Dim, ...]],
+    keys: int = 0,
 ) -> Sequence[Value]:
-    """Append a call. Results get their own shapes, which have one axis for each dimension.
+    """Append a call of a function on shards: see `OnShards`. results: the dimensions of each result behind the mapped ones.
 
     An operand has each mapped dimension, so that it is split where the results are. A call without them is opaque, unless its
     arrays have no axes.
@@ -187,9 +188,7 @@ def add_call(
     )
     if not mapped and any(_has_elements(*each) for each in dims):
         emitter.calls[name] = (*emitter.calls.get(name, ()), step)
-    sizes = [tuple(dim.size for dim in dims) for dims in results]
-    is_whole = isinstance(function, OnShards)
-    FUNCTIONS[name] = function if is_whole else partial(_shaped, function, sizes)
+    FUNCTIONS[name] = OnShards(function, len(mapped), keys)
     return emitter.build.several(
         "call",
         *operands,
@@ -244,10 +243,6 @@ def _with_mapped(
     first, *others = operands
     own = [dim for dim in mapped if dim in missing or dim in first.type.dims]
     return [emitter.with_dims(first, (*own, *(dim for dim in first.type.dims if dim not in own))), *others]
-
-
-def _shaped(function: Callable[..., list[Any]], sizes: Sequence[tuple[int, ...]], *arrays: Any) -> list[Any]:
-    return [x.reshape(size) for x, size in zip(function(*arrays), sizes, strict=True)]
 
 
 def _identifier(name: str) -> str:
@@ -361,25 +356,26 @@ def _row_major(emitter: JaxprEmitter, dims: tuple[Dim, ...]) -> Value:
 
 
 def _pair(key: Any, index: Any) -> Any:
-    """Return two numbers of 32 bits for one element; the array has fewer than 2**32 elements."""
+    """Return two numbers of 32 bits for each element; the array has fewer than 2**32 elements."""
     from jax import numpy as jnp
     from jax.extend.random import threefry2x32_p
 
     primitive: Any = threefry2x32_p
-    return primitive.bind(key[0], key[1], jnp.zeros_like(index), index)
+    first, second = (jnp.broadcast_to(key[..., i], index.shape) for i in (0, 1))
+    return primitive.bind(first, second, jnp.zeros_like(index), index)
 
 
-def _bits(width: int, key: Any, index: Any) -> list[Any]:
+def _bits(width: int, sizes: Sequence[int], key: Any, index: Any) -> list[Any]:
     high, low = _pair(key, index)
     if width == 64:
         return [(high.astype("uint64") << 32) | low.astype("uint64")]
     return [(high ^ low).astype(f"uint{width}")]
 
 
-def _keys(key: Any, index: Any) -> list[Any]:
+def _keys(sizes: Sequence[int], key: Any, index: Any) -> list[Any]:
     from jax import numpy as jnp
 
-    return [jnp.stack(_pair(key, index))]
+    return [jnp.stack(_pair(key, index), -1)]
 
 
 RULES: dict[str, PrimitiveRule] = {
