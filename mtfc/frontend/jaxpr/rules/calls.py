@@ -177,10 +177,9 @@ def add_call(
 ) -> Sequence[Value]:
     """Append a call of a function on shards: see `OnShards`. results: the dimensions of each result behind the mapped ones.
 
-    An operand has each mapped dimension, so that it is split where the results are. A call without them is opaque, unless its
+    Some operand has each mapped dimension, so that it is split where the results are. A call without them is opaque, unless its
     arrays have no axes.
     """
-    operands = _with_mapped(emitter, operands, mapped)
     name = _name(step, operands, results)
     dims = (
         *zip(step.operands, (x.type.dims for x in operands), strict=False),
@@ -231,18 +230,6 @@ def _all_flops(step: AppliedPrimitive) -> float:
 def _has_elements(operand: Operand, dims: Sequence[Dim]) -> bool:
     """Return False for an array that repeats a single element, and for a single key."""
     return prod(dim.size for dim in (dims if operand.key is None else dims[:-1])) > 1
-
-
-def _with_mapped(
-    emitter: JaxprEmitter, operands: Sequence[Value], mapped: tuple[Dim, ...]
-) -> Sequence[Value]:
-    """Repeat the first operand along the mapped dimensions that no operand has."""
-    missing = [dim for dim in mapped if all(dim not in value.type.dims for value in operands)]
-    if not missing or not operands:
-        return operands
-    first, *others = operands
-    own = [dim for dim in mapped if dim in missing or dim in first.type.dims]
-    return [emitter.with_dims(first, (*own, *(dim for dim in first.type.dims if dim not in own))), *others]
 
 
 def _identifier(name: str) -> str:
