@@ -476,35 +476,33 @@ def call_operands(
     known = {dim for value in given for dim in value.type.dims}
     own = [tuple(d for d in emitter.dims.of(_axis(step, each)) if d in known) for each in shared]
     mapped = tuple(dim for dims in own for dim in dims)
-
-    def placed(axes: Axes, numbers: Mapping[int | None, int]) -> tuple[list[list[int]], tuple[Dim, ...]]:
-        return _places([(numbers.get(k), emitter.dims.of(a)) for k, a in enumerate(axes)], own)
-
     places, values = [], []
     for i, value in enumerate(given):
-        plan, rest = placed(step.axes(i), {each.operands[i]: j for j, each in enumerate(shared)})
+        plan, rest = _places(emitter, step.axes(i), [each.operands[i] for each in shared], own)
         values.append(emitter.with_dims(value, (*(d for d in mapped if d in value.type.dims), *rest)))
         places.append(plan)
-    numbers: dict[int | None, int] = {each.result: j for j, each in enumerate(shared)}
-    results = [placed(result.axes, numbers) for result in step.results]
+    results = [_places(emitter, y.axes, [each.result for each in shared], own) for y in step.results]
     sizes = [(plan, tuple(dim.size for dim in rest)) for plan, rest in results]
     return values, mapped, [rest for _, rest in results], partial(_applied, step, shared, places, sizes)
 
 
 def _places(
-    axes: Sequence[tuple[int | None, Sequence[Any]]], own: Sequence[Sequence[Any]]
-) -> tuple[list[list[int]], tuple[Any, ...]]:
+    emitter: JaxprEmitter, axes: Axes, numbers: Sequence[int | None], own: Sequence[Sequence[Dim]]
+) -> tuple[list[list[int]], tuple[Dim, ...]]:
     """Return for each axis of an array the axes that it has in the call, and the dimensions that follow the mapped ones.
 
-    In a call every dimension has an axis: first the mapped ones, then the others. axes: (number of the shared axis, dimensions).
+    In a call every dimension has an axis: first the mapped ones, then the others. numbers, own: the number in the array of each
+    shared axis, and its dimensions.
     """
     starts = [sum(map(len, own[:j])) for j in range(len(own) + 1)]
-    rest: list[Any] = []
+    rest: list[Dim] = []
     found = []
-    for j, dims in axes:
-        if j is not None:
+    for k, each in enumerate(axes):
+        if k in numbers:
+            j = numbers.index(k)
             found.append([*range(starts[j], starts[j + 1])])
             continue
+        dims = emitter.dims.of(each)
         found.append([starts[-1] + len(rest) + n for n in range(len(dims))])
         rest += dims
     return found, tuple(rest)
