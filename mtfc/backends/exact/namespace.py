@@ -28,7 +28,7 @@ from mtfc.backends.exact.residues import (
     exact,
 )
 from mtfc.backends.exact.sums import cumulative, einsum, largest, product, total
-from mtfc.compiler.ir.ops.calls import FUNCTIONS, OnShards, fronts_of
+from mtfc.compiler.ir.ops.calls import FUNCTIONS, fronts_of
 
 MOVES = frozenset({
     "moveaxis", "roll", "expand_dims", "flip", "broadcast_to", "ascontiguousarray", "transpose", "reshape", "take_along_axis",
@@ -154,7 +154,7 @@ class ExactNumpy:
         shapes = jax.eval_shape(function, *structs)
         fronts = fronts_of(given, sizes, places, ranks)
         lead = np.broadcast_shapes(tuple(sizes), *fronts)
-        if isinstance(function, OnShards) and function.keys:
+        if function.keys:
             return _sorted(given, fronts, lead, shapes, function.keys)
         triples = zip(given, fronts, cores, strict=True)
         digests = [digest(field, x, len(core)).reshape(front) for x, front, core in triples]

@@ -54,19 +54,12 @@ class _Counts:
             changed += self._batched(step)
             self._note(step)
             for inner in step.bodies:
-                for outside, inside in zip(step.operands, inner.arguments, strict=True):
-                    if (
-                        outside.shape == inside.shape
-                        and outside in self.axis
-                        and inside in self._constants(step)
-                    ):
+                alike = inner.arguments[: scan_counts(step.params)[0]]  # in all iterations
+                for outside, inside in zip(step.operands, alike, strict=False):
+                    if outside in self.axis:
                         self.axis[inside] = self.axis[outside]
                 self.body(inner)
         body.steps[:] = changed
-
-    def _constants(self, step: AppliedPrimitive) -> Sequence[Var]:
-        """Return the arguments of a loop's body that are alike in all iterations."""
-        return step.bodies[0].arguments[: scan_counts(step.params)[0]]
 
     def note_constant(self, var: Var, value: Any) -> None:
         import numpy as np

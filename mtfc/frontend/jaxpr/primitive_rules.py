@@ -33,7 +33,8 @@ class PrimitiveRule:
     """A primitive's rule. link: gives the results their axes. emit: makes the results' values from the operands.
 
     accepts: says if the rule knows a step; a step that no rule knows becomes a call of the primitive itself. takes_keys: True if
-    the rule knows random keys. moves: True if the rule moves elements of any dtype, or casts them.
+    the rule knows random keys. moves: True if the rule moves elements of any dtype, or casts them. otherwise: the rule of steps
+    that this one does not know.
     """
 
     link: Callable[[Linker, AppliedPrimitive], None]
@@ -41,19 +42,7 @@ class PrimitiveRule:
     accepts: Callable[[AppliedPrimitive], bool] = lambda step: True
     takes_keys: bool = False
     moves: bool = False
-
-
-def first_of(*rules: PrimitiveRule) -> PrimitiveRule:
-    """Return the rule that treats a step as the first of some rules does that accepts it."""
-
-    def own(step: AppliedPrimitive) -> PrimitiveRule:
-        return next(rule for rule in rules if rule.accepts(step))
-
-    return PrimitiveRule(
-        lambda linker, step: own(step).link(linker, step),
-        lambda emitter, step: own(step).emit(emitter, step),
-        lambda step: any(rule.accepts(step) for rule in rules),
-    )
+    otherwise: PrimitiveRule | None = None
 
 
 @attrs.define
@@ -70,7 +59,9 @@ class Linker:
             return self.other
         if step.has_carried and not rule.moves:
             return self.other
-        return rule if rule.accepts(step) else self.other
+        while rule is not None and not rule.accepts(step):
+            rule = rule.otherwise
+        return rule or self.other
 
     def arguments(self, variables: Iterable[Var]) -> None:
         """Give variables new axes."""

@@ -92,12 +92,9 @@ def _gap(parts: Parts, index: int) -> str:
     if index == 0:
         return ""
     left, after = parts[index - 1], parts[index + 1 : index + 2]
-    is_part = isinstance(left, Token) and left.text == "part" and _is_on(after)
+    is_on = any(isinstance(part, Token) and part.text == "on" for part in after)
+    is_part = is_on and isinstance(left, Token) and left.text == "part"
     return " " if is_part else _space(left, parts[index])
-
-
-def _is_on(parts: Parts) -> bool:
-    return any(isinstance(part, Token) and part.text == "on" for part in parts)
 
 
 def _space(left: Token | Bracket, right: Token | Bracket) -> str:

@@ -167,7 +167,7 @@ def _applied(statement: Sequence[Token], at: int) -> Found:
     texts = [token.text for token in statement]
     if not 1 < at < len(texts) or texts[at - 1 : at + 1] != [")", "("]:
         return None
-    opener = _partner(texts, at - 1)
+    opener = _openers(texts)[at - 1]
     callee = statement[opener - 1] if opener > 0 else statement[at]
     name = callee.text.rpartition(".")[2]
     help = other_libraries.LAYERS.get(
@@ -176,14 +176,16 @@ def _applied(statement: Sequence[Token], at: int) -> Found:
     return statement[at], "the result of a call is a value, and cannot be called", help
 
 
-def _partner(texts: Sequence[str], closer: int) -> int:
-    """Return the opening parenthesis of a closing one."""
-    depth = 0
-    for index in range(closer, -1, -1):
-        depth += (texts[index] == ")") - (texts[index] == "(")
-        if depth == 0:
-            return index
-    return -1
+def _openers(texts: Sequence[str]) -> list[int]:
+    """Return the innermost bracket around each token and around the end, or -1; a closing bracket is inside of its own."""
+    found, waiting = [], [-1]
+    for index, text in enumerate(texts):
+        found.append(waiting[-1])
+        if text in ("(", "["):
+            waiting.append(index)
+        elif text in (")", "]") and len(waiting) > 1:
+            waiting.pop()
+    return [*found, waiting[-1]]
 
 
 def _statement_call(statement: Sequence[Token], at: int) -> Found:
@@ -317,23 +319,16 @@ def _of_index(statement: Sequence[Token], opener: Token, before: Sequence[Token]
 
 
 def _opener(texts: Sequence[str], at: int) -> int:
-    """Return the innermost `[` around token `at`, or -1."""
-    depth = 0
-    for index in range(min(at, len(texts)) - 1, -1, -1):
-        depth += (texts[index] in ")]") - (texts[index] in "([") if texts[index] in "()[]" else 0
-        if depth < 0:
-            return index if texts[index] == "[" else -1
-    return -1
+    """Return the bracket around token `at` if it is a `[`, else -1."""
+    opener = _openers(texts[:at])[-1]
+    return opener if opener >= 0 and texts[opener] == "[" else -1
 
 
 def _is_called(texts: Sequence[str], opener: int) -> bool:
     """True if arguments follow a bracket, so that the bracket binds dimensions of a function."""
-    depth = 0
-    for index in range(opener, len(texts)):
-        depth += (texts[index] == "[") - (texts[index] == "]")
-        if depth == 0:
-            return index + 1 < len(texts) and texts[index + 1] == "("
-    return False
+    openers = _openers(texts)
+    inside = [index for index in range(opener + 1, len(texts)) if openers[index] == opener]
+    return bool(inside) and texts[inside[-1] : inside[-1] + 2] == ["]", "("]
 
 
 def _import(statement: Sequence[Token], at: int) -> Found:

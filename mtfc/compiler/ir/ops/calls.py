@@ -1,9 +1,9 @@
 """`call`: a function from outside of the language, such as a primitive of JAX that no op stands for.
 
 `FUNCTIONS` has the functions, so a program with calls runs in the process that made it. A namespace that `evaluate` gets instead
-of NumPy may have a `mapped_call` of its own. A function is *mapped* along the
-dimensions of the attribute `mapped`: it gets one element of each, so a layout may split them. Along all other dimensions it gets
-whole operands, and makes whole results. `flops` are those of one element along all mapped dimensions.
+of NumPy may have a `mapped_call` of its own. A function is *mapped* along the dimensions of the attribute `mapped`: it does the
+same for each element of them, so a layout may split them. Along all other dimensions it gets whole operands, and makes whole
+results. `flops` are those of one element along all mapped dimensions.
 
 Operands and results have their mapped dimensions in front, in the order of the attribute. An operand may lack some.
 """
@@ -56,8 +56,8 @@ class OnShards:
         return [x.reshape(x.shape[self.mapped :]) for x in found]
 
 
-FUNCTIONS: dict[str, Callable[..., Any]] = {}
-"""Name -> function of JAX arrays, one element along all mapped dimensions. It returns a list of arrays."""
+FUNCTIONS: dict[str, OnShards] = {}
+"""Name -> function of JAX arrays."""
 
 
 def _infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, ...]:
@@ -149,16 +149,11 @@ def applied_call(
     import jax
     from jax import numpy as jnp
 
-    function = FUNCTIONS[name]
     each = zip(arrays, fronts_of(arrays, sizes, places, ranks), ranks, strict=True)
     spread = [jnp.asarray(x).reshape(*front, *x.shape[x.ndim - rank :]) for x, front, rank in each]
     spread = _varying_alike(spread)
-    if isinstance(function, OnShards):
-        function = partial(function.function, sizes)
-        ranks, sizes = [rank + len(sizes) for rank in ranks], ()
-    lead = [x.shape[: x.ndim - rank] for x, rank in zip(spread, ranks, strict=True)]
-    longest = max(map(len, lead), default=0)
-    shape = jnp.broadcast_shapes((1,) * max(0, longest - len(sizes)) + sizes, *lead)
+    function, ranks = partial(FUNCTIONS[name].function, sizes), [rank + len(sizes) for rank in ranks]
+    shape = jnp.broadcast_shapes(*(x.shape[: x.ndim - rank] for x, rank in zip(spread, ranks, strict=True)))
     count = prod(shape)
     cores = [x.shape[x.ndim - rank :] for x, rank in zip(spread, ranks, strict=True)]
     if count == 1:

@@ -24,6 +24,7 @@ from mtfc.frontend.jaxpr.factors import axis
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Operand, Var
 from mtfc.frontend.jaxpr.primitive_rules import JaxprEmitter, Linker, PrimitiveRule
 from mtfc.frontend.jaxpr.rules import elementwise, indexing
+from mtfc.frontend.jaxpr.rules.indexing import SharedAxis
 from mtfc.frontend.jaxpr.rules.reductions import windows_of
 
 ELEMENTWISE = frozenset({
@@ -110,14 +111,21 @@ def _along(step: AppliedPrimitive) -> tuple[int, ...]:
     return tuple(j % len(shape) for j in (found if isinstance(found, tuple | list) else (found,)))
 
 
-def _shared_along(step: AppliedPrimitive, own: Sequence[int]) -> tuple[indexing.SharedAxis, ...]:
-    """Return the axes along which a primitive does not work."""
-    kept = [k for k in range(len(step.operands[0].shape)) if k not in own]
-    places = range(len(kept)) if ALONG[step.primitive].result == "none" else kept
-    return tuple(
-        indexing.SharedAxis(tuple(k if x.shape else None for x in step.operands), place)
-        for k, place in zip(kept, places, strict=True)
-    )
+def _shared(step: AppliedPrimitive) -> tuple[SharedAxis, ...]:
+    """Return the axes that layouts may split."""
+    if _is_elementwise(step):
+        sizes, operands = enumerate(step.results[0].shape), step.operands
+        return tuple(
+            SharedAxis(tuple(k if x.shape[k : k + 1] == (n,) else None for x in operands), k)
+            for k, n in sizes
+        )
+    if own := _along(step):
+        kept = [k for k in range(len(step.operands[0].shape)) if k not in own]
+        places = range(len(kept)) if ALONG[step.primitive].result == "none" else kept
+        rows = (tuple(k if x.shape else None for x in step.operands) for k in kept)
+        return tuple(map(SharedAxis, rows, places))
+    batches = (SharedAxis((k,) * len(step.operands), k) for k in range(batch_axes(step)))
+    return indexing.shared_axes(step) or tuple(batches)
 
 
 def link(linker: Linker, step: AppliedPrimitive) -> None:
@@ -153,46 +161,9 @@ def _link_along(linker: Linker, step: AppliedPrimitive, own: Sequence[int]) -> N
 
 
 def emit(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
-    if _is_elementwise(step):
-        return _emit_elementwise(emitter, step)
-    own = _along(step)
-    if (shared := _shared_along(step, own) if own else indexing.shared_axes(step)) or own:
-        values, mapped, results, function = indexing.call_operands(emitter, step, shared)
-        keys = step.params["num_keys"] if step.primitive == "sort" else 0
-        return add_call(emitter, step, OnShards(function, len(mapped), keys), values, mapped, results)
-    number = batch_axes(step)
-    operands = elementwise.operands(emitter, step)
-    whole = [emitter.whole(value, step.axes(i)) for i, value in enumerate(operands)]
-    shapes = [x.shape[number:] for x in step.operands]
-    results = [emitter.dims.of_axes(var.axes[number:]) for var in step.results]
-    mapped = emitter.dims.of_axes(step.results[0].axes[:number])
-    return add_call(emitter, step, partial(_bound, step, shapes), whole, mapped, results)
-
-
-def _emit_elementwise(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
-    values = elementwise.operands(emitter, step)
-    dims = tuple(dict.fromkeys(dim for value in values for dim in value.type.dims))
-    ordered = [emitter.build.ordered(v, [d for d in dims if d in v.type.dims]) for v in values]
-    return add_call(
-        emitter, step, partial(_bound, step, [()] * len(values)), ordered, dims, [()] * len(step.results)
-    )
-
-
-def _bound(step: AppliedPrimitive, shapes: Sequence[tuple[int, ...]], *arrays: Any) -> list[Any]:
-    """Apply a primitive to arrays, each reshaped to the shape that the user's program has."""
-    import jax
-
-    given = []
-    for x, operand, shape in zip(arrays, step.operands, shapes, strict=True):
-        y = x.reshape(shape)
-        if operand.key is not None:
-            y = jax.random.wrap_key_data(y, impl=operand.key)
-        given.append(y)
-    results = bound(step.bind, given, step.params)
-    return [
-        jax.random.key_data(y) if var.key is not None else y
-        for y, var in zip(results, step.results, strict=True)
-    ]
+    values, mapped, results, function = indexing.call_operands(emitter, step, _shared(step))
+    keys = step.params["num_keys"] if step.primitive == "sort" else 0
+    return add_call(emitter, step, function, values, mapped, results, keys)
 
 
 def add_call(
@@ -202,13 +173,13 @@ def add_call(
     operands: Sequence[Value],
     mapped: tuple[Dim, ...],
     results: Sequence[tuple[Dim, ...]],
+    keys: int = 0,
 ) -> Sequence[Value]:
-    """Append a call. Results get their own shapes, which have one axis for each dimension.
+    """Append a call of a function on shards: see `OnShards`. results: the dimensions of each result behind the mapped ones.
 
-    An operand has each mapped dimension, so that it is split where the results are. A call without them is opaque, unless its
+    Some operand has each mapped dimension, so that it is split where the results are. A call without them is opaque, unless its
     arrays have no axes.
     """
-    operands = _with_mapped(emitter, operands, mapped)
     name = _name(step, operands, results)
     dims = (
         *zip(step.operands, (x.type.dims for x in operands), strict=False),
@@ -216,9 +187,7 @@ def add_call(
     )
     if not mapped and any(_has_elements(*each) for each in dims):
         emitter.calls[name] = (*emitter.calls.get(name, ()), step)
-    sizes = [tuple(dim.size for dim in dims) for dims in results]
-    is_whole = isinstance(function, OnShards)
-    FUNCTIONS[name] = function if is_whole else partial(_shaped, function, sizes)
+    FUNCTIONS[name] = OnShards(function, len(mapped), keys)
     return emitter.build.several(
         "call",
         *operands,
@@ -261,22 +230,6 @@ def _all_flops(step: AppliedPrimitive) -> float:
 def _has_elements(operand: Operand, dims: Sequence[Dim]) -> bool:
     """Return False for an array that repeats a single element, and for a single key."""
     return prod(dim.size for dim in (dims if operand.key is None else dims[:-1])) > 1
-
-
-def _with_mapped(
-    emitter: JaxprEmitter, operands: Sequence[Value], mapped: tuple[Dim, ...]
-) -> Sequence[Value]:
-    """Repeat the first operand along the mapped dimensions that no operand has."""
-    missing = [dim for dim in mapped if all(dim not in value.type.dims for value in operands)]
-    if not missing or not operands:
-        return operands
-    first, *others = operands
-    own = [dim for dim in mapped if dim in missing or dim in first.type.dims]
-    return [emitter.with_dims(first, (*own, *(dim for dim in first.type.dims if dim not in own))), *others]
-
-
-def _shaped(function: Callable[..., list[Any]], sizes: Sequence[tuple[int, ...]], *arrays: Any) -> list[Any]:
-    return [x.reshape(size) for x, size in zip(function(*arrays), sizes, strict=True)]
 
 
 def _identifier(name: str) -> str:
@@ -390,25 +343,26 @@ def _row_major(emitter: JaxprEmitter, dims: tuple[Dim, ...]) -> Value:
 
 
 def _pair(key: Any, index: Any) -> Any:
-    """Return two numbers of 32 bits for one element; the array has fewer than 2**32 elements."""
+    """Return two numbers of 32 bits for each element; the array has fewer than 2**32 elements."""
     from jax import numpy as jnp
     from jax.extend.random import threefry2x32_p
 
     primitive: Any = threefry2x32_p
-    return primitive.bind(key[0], key[1], jnp.zeros_like(index), index)
+    first, second = (jnp.broadcast_to(key[..., i], index.shape) for i in (0, 1))
+    return primitive.bind(first, second, jnp.zeros_like(index), index)
 
 
-def _bits(width: int, key: Any, index: Any) -> list[Any]:
+def _bits(width: int, sizes: Sequence[int], key: Any, index: Any) -> list[Any]:
     high, low = _pair(key, index)
     if width == 64:
         return [(high.astype("uint64") << 32) | low.astype("uint64")]
     return [(high ^ low).astype(f"uint{width}")]
 
 
-def _keys(key: Any, index: Any) -> list[Any]:
+def _keys(sizes: Sequence[int], key: Any, index: Any) -> list[Any]:
     from jax import numpy as jnp
 
-    return [jnp.stack(_pair(key, index))]
+    return [jnp.stack(_pair(key, index), -1)]
 
 
 RULES: dict[str, PrimitiveRule] = {

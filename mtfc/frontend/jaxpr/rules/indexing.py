@@ -15,7 +15,7 @@ from mtfc.compiler.ir.types import FLOATS, Dim
 from mtfc.frontend.jaxpr.equations import bound
 from mtfc.frontend.jaxpr.factors import Axis, axis
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Number, Operand
-from mtfc.frontend.jaxpr.primitive_rules import Axes, JaxprEmitter, Linker, PrimitiveRule, first_of
+from mtfc.frontend.jaxpr.primitive_rules import Axes, JaxprEmitter, Linker, PrimitiveRule
 from mtfc.frontend.jaxpr.rules.shapes import StridedPart, all_parted, axes_of_parts, parts_of
 
 Numbers = tuple[int, ...]
@@ -372,10 +372,10 @@ def _emit_part(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]
     return (new if here is None else emitter.elementwise("where", here, new, value),)
 
 
-SCATTER = first_of(
-    PrimitiveRule(_link_scatter, _emit_scatter, lambda step: _op(step) == "add" and _is_plain_scatter(step)),
-    PrimitiveRule(_link_part, _emit_part, _is_one_part),
-    PrimitiveRule(_link_scatter, _emit_set, lambda step: _op(step) == "" and _is_small_set(step)),
+SET = PrimitiveRule(_link_scatter, _emit_set, lambda step: _op(step) == "" and _is_small_set(step))
+PART = PrimitiveRule(_link_part, _emit_part, _is_one_part, otherwise=SET)
+SCATTER = PrimitiveRule(
+    _link_scatter, _emit_scatter, lambda step: _op(step) == "add" and _is_plain_scatter(step), otherwise=PART
 )
 
 
@@ -476,38 +476,40 @@ def call_operands(
     known = {dim for value in given for dim in value.type.dims}
     own = [tuple(d for d in emitter.dims.of(_axis(step, each)) if d in known) for each in shared]
     mapped = tuple(dim for dims in own for dim in dims)
-
-    def placed(axes: Axes, numbers: Mapping[int | None, int]) -> tuple[list[list[int]], tuple[Dim, ...]]:
-        return _places([(numbers.get(k), emitter.dims.of(a)) for k, a in enumerate(axes)], own)
-
     places, values = [], []
     for i, value in enumerate(given):
-        plan, rest = placed(step.axes(i), {each.operands[i]: j for j, each in enumerate(shared)})
+        plan, rest = _places(emitter, step.axes(i), [each.operands[i] for each in shared], own)
         values.append(emitter.with_dims(value, (*(d for d in mapped if d in value.type.dims), *rest)))
         places.append(plan)
-    numbers: dict[int | None, int] = {each.result: j for j, each in enumerate(shared)}
-    results = [placed(result.axes, numbers) for result in step.results]
+    results = [_places(emitter, y.axes, [each.result for each in shared], own) for y in step.results]
     sizes = [(plan, tuple(dim.size for dim in rest)) for plan, rest in results]
     return values, mapped, [rest for _, rest in results], partial(_applied, step, shared, places, sizes)
 
 
 def _places(
-    axes: Sequence[tuple[int | None, Sequence[Any]]], own: Sequence[Sequence[Any]]
-) -> tuple[list[list[int]], tuple[Any, ...]]:
+    emitter: JaxprEmitter, axes: Axes, numbers: Sequence[int | None], own: Sequence[Sequence[Dim]]
+) -> tuple[list[list[int]], tuple[Dim, ...]]:
     """Return for each axis of an array the axes that it has in the call, and the dimensions that follow the mapped ones.
 
-    In a call every dimension has an axis: first the mapped ones, then the others. axes: (number of the shared axis, dimensions).
+    In a call every dimension has an axis: first the mapped ones, then the others. numbers, own: the number in the array of each
+    shared axis, and its dimensions.
     """
     starts = [sum(map(len, own[:j])) for j in range(len(own) + 1)]
-    rest: list[Any] = []
+    rest: list[Dim] = []
     found = []
-    for j, dims in axes:
-        if j is not None:
+    for k, each in enumerate(axes):
+        if k in numbers:
+            j = numbers.index(k)
             found.append([*range(starts[j], starts[j + 1])])
             continue
+        dims = emitter.dims.of(each)
         found.append([starts[-1] + len(rest) + n for n in range(len(dims))])
         rest += dims
     return found, tuple(rest)
+
+
+WITH_FIRST_VALUES = ("reduce", "reduce_window")
+"""Primitives with operands that JAX does not map: numbers that reductions begin with."""
 
 
 def _applied(
@@ -518,23 +520,25 @@ def _applied(
     sizes: Sequence[int],
     *arrays: Any,
 ) -> list[Any]:
-    """Apply the primitive to shards. Arrays have size 1 along mapped dimensions that they lack, and JAX maps no numbers.
+    """Apply the primitive to shards. Arrays have size 1 along mapped dimensions that they lack.
 
     places: for each operand the places of its axes in the call. results: these, and the sizes behind the mapped ones, for each
     result. sizes: of the mapped dimensions.
     """
+    import jax
     from jax import numpy as jnp
 
-    given = []
+    given: list[Any] = []
     for x, operand, axes in zip(arrays, step.operands, places, strict=True):
-        if isinstance(operand, Number):
+        if isinstance(operand, Number) and step.primitive in WITH_FIRST_VALUES:
             given.append(jnp.asarray(operand.value, x.dtype))
             continue
         flat = [place for axis in axes for place in axis]
         shape = [n if i in flat else 1 for i, n in enumerate(sizes)] + [*x.shape[len(sizes) :]]
         others = [i for i in range(len(shape)) if i not in flat]
         y = jnp.broadcast_to(x, shape).transpose(*flat, *others)
-        given.append(y.reshape([prod(shape[place] for place in axis) for axis in axes]))
+        y = y.reshape([prod(shape[place] for place in axis) for axis in axes])
+        given.append(y if operand.key is None else jax.random.wrap_key_data(y, impl=operand.key))
     params = step.params
     if "slice_sizes" in params:
         slices = list(params["slice_sizes"])
@@ -543,7 +547,9 @@ def _applied(
                 slices[k] = given[0].shape[k]
         params = {**params, "slice_sizes": tuple(slices)}
     found = []
-    for y, (plan, rest) in zip(bound(step.bind, given, params), results, strict=True):
+    made = zip(bound(step.bind, given, params), step.results, results, strict=True)
+    for y, var, (plan, rest) in made:
+        y = y if var.key is None else jax.random.key_data(y)
         every, flat = [*sizes, *rest], [place for axis in plan for place in axis]
         found.append(
             y.reshape([every[place] for place in flat]).transpose(*map(flat.index, range(len(every))))

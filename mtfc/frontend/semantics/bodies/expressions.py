@@ -399,11 +399,8 @@ class Expressions:
         try:
             return convert(operand.result, dtype)
         except ConstantError as error:
-            help = (
-                "convert the other operand with `cast(x, dtype)`"
-                if _is_misfit(operand.result, dtype)
-                else None
-            )
+            is_fraction = isinstance(operand.result, float) and dtype in ("i32", "u32")
+            help = "convert the other operand with `cast(x, dtype)`" if is_fraction else None
             return self.scope.refuse("E206", str(error), operand.span, help=help)
 
     def output(self, node: ast.Name) -> Value | None:
@@ -430,11 +427,6 @@ def _is_of_numbers(op: str, operands: Sequence[Operand]) -> bool:
     """Return True if a result stands for a number: some operand does, no operand is a tensor, and the op is not a cast."""
     unknown = any(operand.is_number for operand in operands)
     return unknown and "cast" not in OPS[op].traits and all(operand.dtype is None for operand in operands)
-
-
-def _is_misfit(number: Number, dtype: str) -> bool:
-    """Return True for a fraction where `dtype` has integers alone."""
-    return isinstance(number, float) and dtype in ("i32", "u32")
 
 
 def _broadcast_help(values: Sequence[Value]) -> str:
