@@ -1,8 +1,9 @@
 """Run commands in forks of one process that has imported the compiler: the start of a command takes longer than most commands.
 
 A client stands in the place of `mtfc` or `python`. It sends its arguments, folder, environment and standard files to a server
-at a socket, and ends as the fork ends. One server has imported JAX, for the commands that compute with JAX. All other commands
-go to a server without JAX: they must do without. `Started` is a client within a test, which can send signals to the fork.
+at a socket, and ends as the fork ends. One server has imported JAX, for the commands that compute with JAX or read functions of
+JAX. All other commands go to a server without JAX: they must do without. `Started` is a client within a test, which can send
+signals to the fork.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ CLIENT = """\
 import json, os, socket, sys
 arguments = sys.argv[1:]
 script = arguments and arguments[0].endswith(".py") and b"jax" in open(arguments[0], "rb").read()
-with_jax = script or {{"train", "eval", "verify"}} & {{*arguments[:1]}} or "jax" in arguments
+with_jax = script or {{"train", "eval", "verify"}} & {{*arguments[:1]}} or {{"jax", "--args"}} & {{*arguments}}
 server = socket.socket(socket.AF_UNIX)
 server.connect({folder!r} + ("/jax" if with_jax else "/plain"))
 request = json.dumps([{name!r}, arguments, os.getcwd(), dict(os.environ)]).encode()
@@ -95,6 +96,9 @@ class Started:
 
     def send_signal(self, number: int) -> None:
         os.kill(self.pid, number)
+
+    def is_running(self) -> bool:
+        return not select([self._server], [], [], 0)[0]
 
     def kill(self) -> None:
         """Kill the process, if it has not ended."""
@@ -179,7 +183,10 @@ def _end(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> N
 
 
 def _mtfc(arguments: Sequence[str]) -> int:
-    """Run `python -m mtfc`."""
+    """Run `python -m mtfc`, and checks of `verify` in this process, which costs no start of another."""
+    checks = import_module("mtfc.driver.verification.checks")
+    if arguments[:1] == ["verify"]:
+        checks.results = checks.results_here  # type: ignore[attr-defined]
     sys.path[0] = str(Path.cwd())
     sys.argv = [str(ROOT / "mtfc" / "__main__.py"), *arguments]
     status: int = import_module("mtfc.cli").main()

@@ -23,7 +23,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib.util import find_spec
@@ -82,15 +81,13 @@ def fences(document: str) -> Iterator[Fence]:
 def environment(programs: Path) -> dict[str, str]:
     """Return the environment of commands. programs: a folder with `mtfc` and `python`."""
     paths = {"PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-    jax = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": " ".join(xla.QUICK_FLAGS)}
+    jax = {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": " ".join(xla.QUICK_FLAGS),
+        "JAX_COMPILATION_CACHE_DIR": str(programs / "compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
     return {**os.environ, **paths, **jax, "COLUMNS": "100"}
-
-
-def write_programs(folder: Path) -> None:
-    """Write programs `mtfc` and `python` that are those of the running tests."""
-    for name, arguments in (("mtfc", " -m mtfc"), ("python", "")):
-        (folder / name).write_text(f'#!/bin/sh\nexec "{sys.executable}"{arguments} "$@"\n', "utf-8")
-        (folder / name).chmod(0o755)
 
 
 @attrs.frozen
@@ -118,14 +115,21 @@ class Session:
         path.write_text(now, "utf-8")
 
     def run(self, command: str) -> str:
-        """Return the output of a command on both streams. A search of an example runs once."""
+        """Return the output of a command on both streams. A search of an example runs once; so does one of the file `gpt.py`."""
         search, _, rest = command.partition(" | ")
-        if search.startswith("mtfc search examples/"):
-            place = self.searches / hashlib.sha256(search.encode()).hexdigest()
-            if not place.exists():
-                place.write_text(self._output(search), "utf-8")
-            return self._output(f"cat {place} | {rest or 'cat'}")
-        return self._output(command)
+        if not search.startswith(("mtfc search examples/", "mtfc search gpt:")):
+            return self._output(command)
+        gpt, plan = self.folder / "gpt.py", self.folder / "plan.json"
+        content = gpt.read_bytes() if gpt.exists() else b""
+        place = self.searches / hashlib.sha256(search.encode() + content).hexdigest()
+        written = place.with_suffix(".json")
+        if not place.exists():
+            place.write_text(self._output(search), "utf-8")
+            if plan.exists():
+                shutil.copy(plan, written)
+        elif written.exists():
+            shutil.copy(written, plan)
+        return self._output(f"cat {place} | {rest or 'cat'}")
 
     def _output(self, command: str) -> str:
         done = subprocess.run(

@@ -47,13 +47,13 @@ WITH_SESSIONS = [path for path in DOCUMENTS if "```console" in path.read_text("u
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with `mtfc` and `python`, whose commands start as forks. Those of the README start on their own."""
+    """A folder with `mtfc` and `python`, whose commands start as forks."""
     folder = tmp_path_factory.mktemp("programs")
     with command_servers(folder, environment(folder)):
         yield folder
 
 
-@pytest.mark.parametrize("path", [p for p in WITH_SESSIONS if p.parent == DOCS], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", WITH_SESSIONS, ids=lambda path: path.stem)
 def test_commands_print_what_is_shown(
     path: Path, programs: Path, tmp_path: Path, update_golden: bool
 ) -> None:

@@ -148,7 +148,7 @@ def test_other_layers_are_not(mtfc: Mtfc, function: str, arguments: str) -> None
 
 
 def test_a_search_writes_a_plan_that_the_other_commands_read(mtfc: Mtfc, folder: Path) -> None:
-    options = "--target", "h100", "--mesh", "data:2;model:2", "--budget", "5", "--objective", "memory"
+    options = "--target", "h100", "--mesh", "data:2;model:2", "--budget", "1", "--objective", "memory"
     found = mtfc("search", *STEP, *options, "-o", "plan.json", "--format", "json").json
     record = json.loads((folder / "plan.json").read_text())
     assert record["mesh"] == {"data": 2, "model": 2}

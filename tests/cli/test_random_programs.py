@@ -13,11 +13,11 @@ from tests.generators.scope import Options
 from tests.properties.campaign import holds_for
 
 COMMANDS = """\
-search {0}/model.mtf --target tpu_v2 --devices 4 --budget 2 -o {0}/rules.mtf
-search {0}/model.mtf --target k80_cluster --devices 4 --budget 2 --objective serial --storage --format json
-search {0}/model.mtf --target p2_8xlarge --devices 8 --budget 2 --objective memory
-search {0}/model.mtf --target p2_8xlarge --devices 4 --budget 3 --space tiling -o {0}/tiling.mtf --export {0}/problem.json
-search {0}/model.mtf --target p100_cluster --devices 4 --budget 2 --space soap -o {0}/soap.mtf
+search {0}/model.mtf --target tpu_v2 --devices 4 --budget 1 -o {0}/rules.mtf
+search {0}/model.mtf --target k80_cluster --devices 4 --budget 1 --objective serial --storage --format json
+search {0}/model.mtf --target p2_8xlarge --devices 8 --budget 1 --objective memory
+search {0}/model.mtf --target p2_8xlarge --devices 4 --budget 1 --space tiling -o {0}/tiling.mtf --export {0}/problem.json
+search {0}/model.mtf --target p100_cluster --devices 4 --budget 1 --space soap -o {0}/soap.mtf
 solve {0}/problem.json --time-limit 5
 explain {0}/model.mtf
 explain {0}/tiling.mtf

@@ -201,7 +201,7 @@ def test_pipelines_begin_with_those_of_the_file(mtfc: Mtfc, layers: str) -> None
 def test_spaces_are_parts_of_the_plan(mtfc: Mtfc) -> None:
     """A search with less to choose is never better than the plan, and each has the price of the plan's own pricer."""
     Path("own.mtf").write_text("mesh line = [all: 4]\nlayout own on line = { batch: all }\n" + LAYERS)
-    asked = ("search", "own.mtf", "--target", "p100_cluster", "--format", "json", "--budget", "2")
+    asked = ("search", "own.mtf", "--target", "p100_cluster", "--format", "json", "--budget", "1")
     plan = mtfc(*asked, "--devices", "4").json["objective_seconds"]
     for space in ("rules", "pipelines", "forms"):
         devices = () if space == "forms" else ("--devices", "4")
@@ -582,7 +582,7 @@ def test_no_option_is_passed_over(mtfc: Mtfc, options: tuple[str, ...], message:
     assert message in run.err
 
 
-PLACED = ("--space", "soap", "--target", "p100_cluster", "--devices", "2", "--budget", "1")
+PLACED = ("--space", "soap", "--target", "p100_cluster", "--devices", "2", "--budget", "0.5")
 
 
 def test_a_placement_that_was_found_runs(mtfc: Mtfc, tmp_path: Path) -> None:

@@ -11,14 +11,14 @@ import jax
 import numpy as np
 import pytest
 
-import mtfc
+import mtfc as api
 from mtfc.backends.jax import runtime
-from mtfc.cli.command import main
 from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
 from mtfc.meshes.module import generate
 from mtfc.meshes.multi_mesh_cost import multi_mesh_cost
 from mtfc.meshes.multi_mesh_program import MultiMeshProgram
 from mtfc.meshes.segments import Segment
+from tests.cli.conftest import Mtfc
 from tests.harness import load
 
 DIMS = "dim batch = 8\ndim vocab = 16\ndim model = 4\ndim hidden = 8\n"
@@ -166,44 +166,33 @@ model net(x: [batch, model]) {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_case_agrees_with_the_undistributed_program(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_case_agrees_with_the_undistributed_program(mtfc: Mtfc, name: str) -> None:
     model, part = CASES[name]
     text = f"{DIMS}{MESHES}layout two on back = {{ batch: rows, {part} }}\n{model}{TRAIN}"
-    file = tmp_path / "net.mtf"
-    file.write_text(text, "utf-8")
-    assert main(["verify", str(file), "--backend", "numpy", "--layout", "two"]) == 0, capsys.readouterr()
-    assert "two                  numpy  ok" in capsys.readouterr().out
+    Path("net.mtf").write_text(text)
+    found = mtfc("verify", "net.mtf", "--backend", "numpy", "--layout", "two")
+    assert found.status == 0 and "two                  numpy  ok" in found.out, found
 
 
-def test_rules_of_values_and_pipelines_hold_on_their_mesh(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rules_of_values_and_pipelines_hold_on_their_mesh(mtfc: Mtfc) -> None:
     """A value is split as its rule says, and `cost` shows the stages of the mesh that has the pipeline."""
-    file = tmp_path / "net.mtf"
     model, part = CASES["values with rules of their own"]
     layout = f"layout two on back = {{ batch: rows, {part} }}"
-    file.write_text(f"{DIMS}{MESHES}{layout}\n{model}{TRAIN}", "utf-8")
-    assert main(["compile", str(file), "--layout", "two"]) == 0
-    text = capsys.readouterr().out
+    Path("net.mtf").write_text(f"{DIMS}{MESHES}{layout}\n{model}{TRAIN}")
+    text = mtfc("compile", "net.mtf", "--layout", "two").out
     assert "%x: f32[batch, model{all}]" in text and "%logits: f32[batch, vocab{cols}]" in text
     model, part = CASES["a pipeline in a part"]
     layout = f"layout two on back = {{ batch: rows, {part} }}"
-    file.write_text(f"{DIMS}{MESHES}{layout}\n{model}{TRAIN}", "utf-8")
-    assert main(["cost", str(file), "--layout", "two"]) == 0
-    front, back = capsys.readouterr().out.split("on mesh back")
+    Path("net.mtf").write_text(f"{DIMS}{MESHES}{layout}\n{model}{TRAIN}")
+    front, back = mtfc("cost", "net.mtf", "--layout", "two").out.split("on mesh back")
     assert "layers: 2 stages, 4 micro-batches, idle in 1 of 5 ticks" in front and "stages" not in back
 
 
-def test_decisions_between_scalars_agree_on_every_mesh(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_decisions_between_scalars_agree_on_every_mesh(mtfc: Mtfc) -> None:
     """The exact check decides whether gradients are finite in both ways: a scalar has as many axes as the mesh it is on."""
-    file = tmp_path / "net.mtf"
     scaled = "minimize loss; precision = { loss_scale: dynamic };"
-    file.write_text(SOURCE.replace("minimize loss;", scaled), "utf-8")
-    assert main(["verify", str(file), "--backend", "numpy", "--layout", "two"]) == 0, capsys.readouterr()
+    Path("net.mtf").write_text(SOURCE.replace("minimize loss;", scaled))
+    assert mtfc("verify", "net.mtf", "--backend", "numpy", "--layout", "two").status == 0
 
 
 def test_micro_batches_take_turns_on_the_meshes() -> None:
@@ -220,19 +209,18 @@ def _has(segment: Segment, op: str) -> bool:
     return any(eqn.op == op for eqn in segment.function.body)
 
 
-def test_jax_trains_and_checkpoints_move_between_layouts(tmp_path: Path) -> None:
+def test_jax_trains_and_checkpoints_move_between_layouts(mtfc: Mtfc) -> None:
     """Training begins under several meshes and goes on under one, with the numbers of a run under one alone."""
-    file = tmp_path / "net.mtf"
-    file.write_text(SOURCE, "utf-8")
+    Path("net.mtf").write_text(SOURCE)
     random = np.random.default_rng(0)
     data = {"tokens": random.integers(0, 16, 32), "y": random.normal(size=(32, 4)).astype(np.float32)}
-    np.savez(tmp_path / "data.npz", tokens=data["tokens"].astype(np.int32), y=data["y"])
+    np.savez("data.npz", tokens=data["tokens"].astype(np.int32), y=data["y"])
     losses = {}
     for run, parts in {"moved": [("two", 2), ("one", 3), ("two", 4)], "alone": [("one", 4)]}.items():
         for layout, steps in parts:
-            options = ["--data", str(tmp_path / "data.npz"), "--steps", str(steps), "--layout", layout]
-            assert main(["train", str(file), *options, "--dir", str(tmp_path / run)]) == 0
-        lines = (tmp_path / run / "metrics.jsonl").read_text("utf-8").splitlines()
+            options = ["--data", "data.npz", "--steps", str(steps), "--layout", layout]
+            assert mtfc("train", "net.mtf", *options, "--dir", run).status == 0
+        lines = (Path(run) / "metrics.jsonl").read_text("utf-8").splitlines()
         losses[run] = [json.loads(line)["loss"] for line in lines if '"loss"' in line]
     assert len(losses["alone"]) == 4
     np.testing.assert_allclose(losses["moved"], losses["alone"], rtol=1e-5)
@@ -257,47 +245,35 @@ def test_jax_trains_and_checkpoints_move_between_layouts(tmp_path: Path) -> None
         (["run", "--layout", "tw"], "did you mean `two`?"),
     ],
 )
-def test_other_options_are_refused(
-    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "net.mtf"
-    file.write_text(SOURCE, "utf-8")
+def test_other_options_are_refused(mtfc: Mtfc, arguments: list[str], message: str) -> None:
+    Path("net.mtf").write_text(SOURCE)
     command, *options = arguments
-    assert main([command, str(file), *options]) != 0
-    assert message in capsys.readouterr().err
+    found = mtfc(command, "net.mtf", *options)
+    assert found.status != 0 and message in found.err
 
 
-def test_a_part_must_be_legal_for_its_own_equations(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "net.mtf"
-    file.write_text(SOURCE.replace("batch: all", "batch: all, model: all"), "utf-8")
-    assert main(["check", str(file)]) == 1
-    assert "E301" in capsys.readouterr().err
+def test_a_part_must_be_legal_for_its_own_equations(mtfc: Mtfc) -> None:
+    Path("net.mtf").write_text(SOURCE.replace("batch: all", "batch: all, model: all"))
+    found = mtfc("check", "net.mtf")
+    assert found.status == 1 and "E301" in found.err
 
 
-def test_a_rule_of_a_value_stands_where_its_mesh_does(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_rule_of_a_value_stands_where_its_mesh_does(mtfc: Mtfc) -> None:
     """A value may arrive on the mesh of the rule; others are errors, and so are syntax errors of parts, which show a part."""
-    file = tmp_path / "net.mtf"
     rules = "value x: { batch: rows }, part embed on front: { value z: { batch: all }, value embd.table: {},"
-    file.write_text(SOURCE.replace("part embed on front: {", rules, 1), "utf-8")
-    assert main(["check", str(file)]) == 1
-    text = capsys.readouterr().err
+    Path("net.mtf").write_text(SOURCE.replace("part embed on front: {", rules, 1))
+    text = mtfc("check", "net.mtf").err
     assert text.count("error[") == 2
     assert "error[E305]: value `z` is on mesh `back`, and this rule on `front`" in text
     assert "error[E305]: no model has a value `embd.table`" in text and "mean `embed.table`?" in text
-    file.write_text(SOURCE.replace("part embed on front:", "part embed front:"), "utf-8")
-    assert main(["check", str(file)]) == 1
-    assert "a part is `part embed on front: { batch: all }`" in capsys.readouterr().err
+    Path("net.mtf").write_text(SOURCE.replace("part embed on front:", "part embed front:"))
+    found = mtfc("check", "net.mtf")
+    assert found.status == 1 and "a part is `part embed on front: { batch: all }`" in found.err
 
 
-def test_compile_prints_the_segments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "net.mtf"
-    file.write_text(SOURCE, "utf-8")
-    assert main(["compile", str(file), "--layout", "two"]) == 0
-    assert "// step, segment 0 on mesh front" in capsys.readouterr().out
+def test_compile_prints_the_segments(mtfc: Mtfc) -> None:
+    Path("net.mtf").write_text(SOURCE)
+    assert "// step, segment 0 on mesh front" in mtfc("compile", "net.mtf", "--layout", "two").out
 
 
 HALVES = """
@@ -325,29 +301,25 @@ train net { minimize loss; optimizer = sgd(learning_rate = 0.1); accumulate = 8 
 """
 
 
-def test_predicted_meshes_overlap(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predicted_meshes_overlap(mtfc: Mtfc) -> None:
     """Two halves of a model are a pipeline of two stages: each mesh works most of the step, not half of it."""
-    file = tmp_path / "net.mtf"
-    file.write_text(HALVES, "utf-8")
-    trace = tmp_path / "trace.json"
-    options = ["--target", "p100_cluster", "--format", "json", "--trace", str(trace)]
-    assert main(["simulate", str(file), *options]) == 0
-    found = json.loads(capsys.readouterr().out)
+    Path("net.mtf").write_text(HALVES)
+    options = ["--target", "p100_cluster", "--format", "json", "--trace", "trace.json"]
+    found = mtfc("simulate", "net.mtf", *options).json
     busy = [each["seconds"] for each in found["by_mesh"]]
     assert [each["name"] for each in found["by_mesh"]] == ["first", "second"]
     assert max(busy) <= found["step_seconds"] < 0.75 * sum(busy)
     assert {each["link"] for each in found["travels"]} == {"first -> second", "second -> first"}
-    names = {event["args"].get("name") for event in json.loads(trace.read_text("utf-8"))["traceEvents"]}
+    names = {
+        event["args"].get("name")
+        for event in json.loads(Path("trace.json").read_text("utf-8"))["traceEvents"]
+    }
     assert {"first: processor 0", "second: processor 0", "first -> second"} <= names
 
 
-def test_cost_says_what_is_stored_computed_and_sent(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "net.mtf"
-    file.write_text(SOURCE, "utf-8")
-    assert main(["cost", str(file), "--layout", "two", "--format", "json"]) == 0
-    (layout,) = json.loads(capsys.readouterr().out)["layouts"]
+def test_cost_says_what_is_stored_computed_and_sent(mtfc: Mtfc) -> None:
+    Path("net.mtf").write_text(SOURCE)
+    (layout,) = mtfc("cost", "net.mtf", "--layout", "two", "--format", "json").json["layouts"]
     front, back = layout["meshes"]
     assert front["memory_per_device"]["parameters"] == 16 * 4 * 4 // 2
     assert back["memory_per_device"]["parameters"] == 4 * 8 * 4 // 2
@@ -356,10 +328,8 @@ def test_cost_says_what_is_stored_computed_and_sent(
     there = {(each["from"], each["to"]): each["bytes"] for each in layout["travels"]}
     assert there == {("front", "back"): 4 * 4 * 4 * 4, ("back", "front"): 8 * 4 * 4}
     assert layout["bytes_between_meshes"] == sum(there.values()) and len(layout["travels"]) == 2
-    assert main(["cost", str(file), "--layout", "two"]) == 0
-    assert "travel between the meshes" in capsys.readouterr().out
-    assert main(["explain", str(file), "--layout", "two"]) == 0
-    assert "on mesh front:" in capsys.readouterr().out
+    assert "travel between the meshes" in mtfc("cost", "net.mtf", "--layout", "two").out
+    assert "on mesh front:" in mtfc("explain", "net.mtf", "--layout", "two").out
 
 
 def test_jax_sends_the_bytes_that_cost_predicts() -> None:
@@ -401,7 +371,7 @@ def batch_of(seed: int = 0) -> dict[str, Any]:
 def test_python_runs_the_meshes_as_it_runs_one() -> None:
     """Numbers, gradients and checkpoints agree with those of a layout of one mesh."""
     text = SOURCE.replace("0.1) }", "0.1); clip = 0.01; average = 0.9 }")
-    several, one = (mtfc.compile_text(text, layout=name) for name in ("two", "one"))
+    several, one = (api.compile_text(text, layout=name) for name in ("two", "one"))
     found = []
     for each in (several, one):
         state, metrics = each.train_step(each.init(seed=1), batch_of())
@@ -418,7 +388,7 @@ def test_python_runs_the_meshes_as_it_runs_one() -> None:
 
 
 def test_python_says_what_a_layout_of_several_meshes_lacks() -> None:
-    compiled = mtfc.compile_text(ONLY)
+    compiled = api.compile_text(ONLY)
     with pytest.raises(
         ValueError, match="`two` is a layout of several meshes, whose processors run different"
     ):
@@ -433,63 +403,55 @@ def test_python_says_what_a_layout_of_several_meshes_lacks() -> None:
     assert compiled.load("numpy").init(seed=0).keys() == {"embed.table", "w"}
 
 
-def test_draw_has_the_arrays_of_each_mesh(tmp_path: Path) -> None:
+def test_draw_has_the_arrays_of_each_mesh(mtfc: Mtfc) -> None:
     """Each array is drawn once, with the parts of the mesh that stores or computes it."""
-    file, drawn = tmp_path / "net.mtf", tmp_path / "net.svg"
-    file.write_text(ONLY, "utf-8")
-    assert main(["draw", str(file), "-o", str(drawn)]) == 0
-    text = drawn.read_text("utf-8")
+    Path("net.mtf").write_text(ONLY)
+    assert mtfc("draw", "net.mtf", "-o", "net.svg").status == 0
+    text = Path("net.svg").read_text("utf-8")
     titles = re.findall(r'class="t"[^>]*>([^<]*)<', text)
     front, back = titles.index("mesh front"), titles.index("mesh back")
     assert {"tokens", "embed.table", "x"} <= set(titles[front:back])
     assert {"w", "h", "z", "y"} <= set(titles[back:]) and len(titles) == len(set(titles))
     assert "f32[vocab{all}, model]" in text and "f32[model, hidden{cols}]" in text
-    assert mtfc.compile_text(ONLY).draw("w").svg.count("mesh ") == text.count("mesh ")
+    assert api.compile_text(ONLY).draw("w").svg.count("mesh ") == text.count("mesh ")
 
 
-def test_commands_for_one_mesh_leave_none_out_silently(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "net.mtf"
-    file.write_text(ONLY, "utf-8")
-    assert main(["cost", str(file), "--symbolic"]) == 2
-    assert (
-        "has only layouts of several meshes, `two`, and this takes a layout of one" in capsys.readouterr().err
-    )
-    file.write_text(SOURCE, "utf-8")
-    assert main(["search", str(file), "--devices", "4", "--target", "h100", "--budget", "5"]) == 0
-    assert "the result is not compared with `two`, of several meshes" in capsys.readouterr().err
+def test_commands_for_one_mesh_leave_none_out_silently(mtfc: Mtfc) -> None:
+    Path("net.mtf").write_text(ONLY)
+    found = mtfc("cost", "net.mtf", "--symbolic")
+    assert found.status == 2
+    assert "has only layouts of several meshes, `two`, and this takes a layout of one" in found.err
+    Path("net.mtf").write_text(SOURCE)
+    found = mtfc("search", "net.mtf", "--devices", "4", "--target", "h100", "--budget", "0.5")
+    assert found.status == 0 and "the result is not compared with `two`, of several meshes" in found.err
 
 
-def test_search_moves_loops_to_the_mesh_that_waits(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_search_moves_loops_to_the_mesh_that_waits(mtfc: Mtfc) -> None:
     """The first mesh has one of four equal layers. The meshes are a pipeline, so each should have two. The found layout is
     written, and as fast as it is said to be.
     """
-    file, best = tmp_path / "net.mtf", tmp_path / "best.mtf"
     middle = "  repeat middle { h = layer[inner = inner](h) }\n  repeat late"
     text = HALVES.replace("dim early = 4", "dim early = 1\ndim middle = 1").replace(
         "dim late = 4", "dim late = 2"
     )
     text = text.replace("  repeat late", middle).replace("second = [rows: 2, cols: 2]", "second = [rows: 4]")
-    file.write_text(text.replace("(rows, cols)", "rows").replace("accumulate = 8", "accumulate = 2"), "utf-8")
-    asked = ["search", str(file), "--space", "meshes", "--target", "p100_cluster", "--budget", "600"]
-    assert main([*asked, "--format", "json", "-o", str(best)]) == 0
-    found = json.loads(capsys.readouterr().out)
+    Path("net.mtf").write_text(
+        text.replace("(rows, cols)", "rows").replace("accumulate = 8", "accumulate = 2")
+    )
+    asked = ["search", "net.mtf", "--space", "meshes", "--target", "p100_cluster", "--budget", "600"]
+    found = mtfc(*asked, "--format", "json", "-o", "best.mtf").json
     assert found["layout"] == "found" and found["declared"] == "halves" and found["ending"] == "complete"
     assert all(each["rules"] for each in found["by_mesh"])
     assert [each["part"] for each in found["by_mesh"]] == [["early", "middle"], []]
     first, second = (each["seconds"] for each in found["by_mesh"])
     assert first == pytest.approx(second, rel=0.2) and found["step_seconds"] < found["declared_seconds"]
     simulated = {}
-    for path, layout in ((file, "halves"), (best, "found")):
+    for path, layout in (("net.mtf", "halves"), ("best.mtf", "found")):
         options = ["--layout", layout, "--target", "p100_cluster", "--format", "json"]
-        assert main(["simulate", str(path), *options]) == 0
-        simulated[layout] = json.loads(capsys.readouterr().out)["step_seconds"]
+        simulated[layout] = mtfc("simulate", path, *options).json["step_seconds"]
     assert simulated["found"] == pytest.approx(found["step_seconds"])
     assert simulated["halves"] == pytest.approx(found["declared_seconds"])
-    assert main(["check", str(best), "--layout", "found"]) == 0
+    assert mtfc("check", "best.mtf", "--layout", "found").status == 0
 
 
 @pytest.mark.parametrize(
@@ -503,28 +465,23 @@ def test_search_moves_loops_to_the_mesh_that_waits(
     ],
 )
 def test_the_search_of_parts_refuses_other_options(
-    source: str, options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    mtfc: Mtfc, source: str, options: list[str], message: str
 ) -> None:
-    file = tmp_path / "net.mtf"
     link = "link bus: { kind: switch, size: 4, bandwidth: 1e9 }"
     tiny = f"hardware tiny = {{ device: {{ flops: {{ f32: 1e9 }}, memory: 1e9, bandwidth: 1e9 }}; {link} }}\n"
-    file.write_text(source + tiny, "utf-8")
-    assert main(["search", str(file), "--space", "meshes", "--target", "h100", *options]) != 0
-    assert message in capsys.readouterr().err
+    Path("net.mtf").write_text(source + tiny)
+    found = mtfc("search", "net.mtf", "--space", "meshes", "--target", "h100", *options)
+    assert found.status != 0 and message in found.err
 
 
-def test_diff_takes_several_meshes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_diff_takes_several_meshes(mtfc: Mtfc) -> None:
     """Figures are means of all devices, and lines add up to them; the time that a mesh waits for another has no line."""
-    file = tmp_path / "net.mtf"
-    file.write_text(SOURCE, "utf-8")
+    Path("net.mtf").write_text(SOURCE)
     options = ["--layout", "one", "--layout", "two", "--target", "p100_cluster"]
-    assert main(["diff", str(file), *options, "--format", "json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = mtfc("diff", "net.mtf", *options, "--format", "json").json
     assert found["layouts"] == ["one", "two"]
-    assert main(["simulate", str(file), "--layout", "two", *options[-2:], "--format", "json"]) == 0
-    step = json.loads(capsys.readouterr().out)
-    assert main(["cost", str(file), "--layout", "two", "--format", "json"]) == 0
-    (cost,) = json.loads(capsys.readouterr().out)["layouts"]
+    step = mtfc("simulate", "net.mtf", "--layout", "two", *options[-2:], "--format", "json").json
+    (cost,) = mtfc("cost", "net.mtf", "--layout", "two", "--format", "json").json["layouts"]
     devices = [2, 4]
     assert found["bytes_between_meshes"] == [0, step["bytes_between_meshes"]]
     assert found["seconds"][1] == pytest.approx(step["step_seconds"])
@@ -535,27 +492,20 @@ def test_diff_takes_several_meshes(tmp_path: Path, capsys: pytest.CaptureFixture
     for figure in ("seconds", "flops_per_device", "bytes_per_device", "memory_per_device"):
         sums = [sum(line[figure][which] for line in found["lines"]) for which in (0, 1)]
         assert sums == pytest.approx(found[figure], rel=1e-12), figure
-    assert main(["diff", str(file)]) == 0
-    text = capsys.readouterr().out
+    text = mtfc("diff", "net.mtf").out
     assert "one training step in the mean of all devices: from layout one to layout two" in text
     assert "two: x from front to back 256 B" in text and "  between meshes " in text
 
 
-def test_a_report_shows_each_mesh(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_report_shows_each_mesh(mtfc: Mtfc) -> None:
     """A page has the figures of `mtfc simulate` and `mtfc cost`, and where each array is; other layouts leave it out by name."""
-    monkeypatch.chdir(tmp_path)
     Path("net.mtf").write_text(SOURCE, "utf-8")
-    page = mtfc.report("net.mtf", layout="two", target="p100_cluster")
+    page = api.report("net.mtf", layout="two", target="p100_cluster")
     data = page.data
     assert page.title == "net: layout two" and data["kind"] == "meshes"
-    assert (
-        main(["simulate", "net.mtf", "--layout", "two", "--target", "p100_cluster", "--format", "json"]) == 0
-    )
-    assert data["steps"] == [json.loads(capsys.readouterr().out)]
-    assert main(["cost", "net.mtf", "--layout", "two", "--format", "json"]) == 0
-    assert data["costs"] == json.loads(capsys.readouterr().out)["layouts"]
+    of_two = ("net.mtf", "--layout", "two", "--format", "json")
+    assert data["steps"] == [mtfc("simulate", *of_two, "--target", "p100_cluster").json]
+    assert data["costs"] == mtfc("cost", *of_two).json["layouts"]
     (layout,) = data["layouts"]
     homes = {
         data["texts"][array[0]]: (mesh["name"], array[7])
@@ -569,8 +519,8 @@ def test_a_report_shows_each_mesh(
     ends = [start + seconds for _, _, start, seconds, *_ in layout["events"]]
     assert max(ends) == pytest.approx(data["steps"][0]["step_seconds"])
     assert {layout["lanes"][lane] for lane in layout["between"]} == {"front -> back", "back -> front"}
-    assert main(["report", "net.mtf", "-o", "x.html"]) == 0
-    assert "the page lacks `two`, of several meshes" in capsys.readouterr().err
+    found = mtfc("report", "net.mtf", "-o", "x.html")
+    assert found.status == 0 and "the page lacks `two`, of several meshes" in found.err
     Path("net.mtf").write_text(SOURCE.replace(TWO.splitlines()[1], ""), "utf-8")
-    assert main(["report", "net.mtf", "-o", "y.html"]) == 0
-    assert "several meshes" in Path("y.html").read_text("utf-8") and not capsys.readouterr().err
+    assert not mtfc("report", "net.mtf", "-o", "y.html").err
+    assert "several meshes" in Path("y.html").read_text("utf-8")

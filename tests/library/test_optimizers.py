@@ -17,7 +17,7 @@ from mtfc.compiler.ir.printer import print_program
 from tests.harness import Arrays, jax_module, load, lowered, numpy_module
 from tests.program_equality import same_program
 
-STEPS, FEW = 100, 12
+STEPS, FEW = 40, 12
 LAYERS = 3
 LIMIT = 1e-6
 """The largest accepted difference from optax in f32, relative to the largest element of a parameter."""

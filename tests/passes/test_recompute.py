@@ -105,14 +105,17 @@ train deep {
 """
 
 
+@cache
 def compiled(source: str, memory: str | int | None, **options: Any) -> mtfc.Compiled:
     return mtfc.compile_text(source, memory=memory, **options)
 
 
+@cache
 def total(program: mtfc.Compiled) -> int:
     return program.cost()["memory_per_device"]["total"]
 
 
+@cache
 def flops(program: mtfc.Compiled) -> int:
     return program.cost()["step"]["flops_per_device"]
 
@@ -330,7 +333,7 @@ def test_wrong_sizes_are_refused(memory: str | int) -> None:
 def test_xla_takes_as_much_memory_as_predicted() -> None:
     """In loops, XLA for CPUs takes at most a third more than the limit allows beside the arguments."""
     dims = {"batch": 64, "length": 64, "layers": 8}
-    program = compiled(LOOP, "6MiB", dims=dims)
+    program = mtfc.compile_text(LOOP, memory="6MiB", dims=dims)
     memory = program.cost()["memory_per_device"]
     predicted = memory["total"] - memory["parameters"] - memory["optimizer"]
     found = runtime.lowered(program.program, "step").compile().memory_analysis().temp_size_in_bytes

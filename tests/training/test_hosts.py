@@ -44,8 +44,10 @@ SECONDS = 60
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The socket of a server that has imported JAX."""
-    with server(tmp_path_factory.mktemp("server"), "jax", environment()) as place:
+    """The socket of a server that has imported JAX. All its processes share compiled functions."""
+    folder = tmp_path_factory.mktemp("server")
+    kept = {"JAX_COMPILATION_CACHE_DIR": str(folder), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    with server(folder, "jax", {**environment(), **kept}) as place:
         yield place
 
 

@@ -9,10 +9,8 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ import pytest
 
 from mtfc.driver.data.array_files import RECORD, About, newest_checkpoint, read_array
 from tests import xla
+from tests.command_server import Started, server
 from tests.training.object_store import ROOT
 
 KILLS = int(os.environ.get("KILLS", "5"))
@@ -52,6 +51,8 @@ OPTIONS = [
     *("--save-every", "3", "--keep", "2", "--keep-best", "loss", "--seed", "1"),
 ]
 
+HERE = "import sys; from mtfc.cli import main; sys.exit(main())"
+
 IN_STORE = """
 import sys
 from mtfc.cli import main
@@ -78,9 +79,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def start(folder: Path, run: str, data: str) -> subprocess.Popen[str]:
-    """Start the run with compiled functions that all the runs share, also the functions that compile quickly."""
-    environment = {
+@pytest.fixture(scope="module")
+def place(folder: Path) -> Iterator[Path]:
+    """The socket of a server that has imported JAX."""
+    with server(folder, "jax", environment(folder)) as place:
+        yield place
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Return an environment in which all runs share compiled functions, also the functions that compile quickly."""
+    return {
         **os.environ,
         "XLA_FLAGS": " ".join(xla.QUICK_FLAGS),
         "PYTHONPATH": str(Path(__file__).parents[2]),
@@ -89,15 +97,17 @@ def start(folder: Path, run: str, data: str) -> subprocess.Popen[str]:
         "XDG_CACHE_HOME": str(folder / "cache"),
         ROOT: str(folder),
     }
-    begin = ["-c", IN_STORE] if run.startswith(STORE) else ["-m", "mtfc"]
-    command = [sys.executable, *begin, *OPTIONS, "--dir", run, "--data", data]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True)
+
+
+def start(folder: Path, run: str, data: str) -> Started:
+    begin = IN_STORE if run.startswith(STORE) else HERE
+    command = ["-c", begin, *OPTIONS, "--dir", run, "--data", data]
+    return Started(folder / "jax", command, folder, environment(folder), 120)
 
 
 def finish(folder: Path, run: str, data: str) -> None:
     process = start(folder, run, data)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate()
     assert process.returncode == 0, errors
 
 
@@ -117,7 +127,7 @@ def checkpoint(folder: Path) -> tuple[About, dict[str, bytes]]:
 
 
 def in_startup(folder: Path, draw: random.Random, running: Callable[[], bool]) -> None:
-    time.sleep(draw.uniform(0, 3))
+    time.sleep(draw.uniform(0, 0.5))
 
 
 def in_a_step(folder: Path, draw: random.Random, running: Callable[[], bool]) -> None:
@@ -149,6 +159,7 @@ def parts_of_saves(folder: Path, pattern: str) -> set[Path]:
 CASES = [("data.npz", ""), *([("data.npz@1,more.npz@2", ""), ("data.npz", STORE)] if KILLS > 5 else [])]
 
 
+@pytest.mark.usefixtures("place")
 @pytest.mark.parametrize(("data", "store"), CASES)
 def test_a_killed_run_goes_on_with_the_same_bits(folder: Path, data: str, store: str) -> None:
     whole, killed = (f"{name}-{data}" for name in ("whole", "killed"))
@@ -159,9 +170,9 @@ def test_a_killed_run_goes_on_with_the_same_bits(folder: Path, data: str, store:
     for number in range(KILLS):
         process = start(folder, store + killed, data)
         moment = (in_a_save, in_startup, in_a_step)[number % 3]
-        moment(place, draw, lambda process=process: process.poll() is None)  # type: ignore[misc]
+        moment(place, draw, process.is_running)
         process.send_signal(signal.SIGKILL)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate()
         if (
             process.returncode == 0 and number >= 0.6 * KILLS
         ):  # on a busy machine a run may end before its last kills
