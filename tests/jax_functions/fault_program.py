@@ -6,6 +6,7 @@ The tests run this in a child process, which some faults end.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import attrs
@@ -108,12 +109,17 @@ def namespace() -> dict[str, Any]:
 
 def plan_of(name: str, which: str) -> tuple[Any, Any]:
     """Return the plan of a fault's program under its rules or the innocent ones, and its arguments."""
+    program, args = _imported(name)
+    return program.plan(dict(getattr(SHOWN[name], which)), dict(SHOWN[name].mesh)), args
+
+
+@cache
+def _imported(name: str) -> tuple[Any, Any]:
     import mtfc
 
-    names, shown = namespace(), SHOWN[name]
-    exec(shown.program, names)  # a program of our own table
-    program = mtfc.from_jax(names["f"], *names["args"])
-    return program.plan(dict(getattr(shown, which)), dict(shown.mesh)), names["args"]
+    names = namespace()
+    exec(SHOWN[name].program, names)  # a program of our own table
+    return mtfc.from_jax(names["f"], *names["args"]), names["args"]
 
 
 def outcome(name: str, which: str) -> str:
