@@ -86,7 +86,9 @@ EXAMPLES = (
     Example("soybean_mlp", 450_000, "batch=8 units=16", "groups:2;gpus:2"),
     Example("soybean_mlp_8k", 4 * 8192**2, "batch=8 units=16", "groups:2;gpus:2", in_floats=0),
     # Five layers of 3 x 3 pixels, from 2048 channels to as many.
-    Example("soybean_cnn", 5 * 9 * 2048**2, "batch=4 channels=4 height=4 width=3", "groups:2;gpus:2"),
+    Example(
+        "soybean_cnn", 5 * 9 * 2048**2, "batch=4 channels=4 height=4 width=3", "groups:2;gpus:2", in_floats=0
+    ),
     # Krizhevsky et al. 2012, "60 million"; exactly that of bvlc_alexnet, which has its groups.
     Example(
         "alexnet",
@@ -135,6 +137,7 @@ EXAMPLES = (
         10_000 * 2048 + 2 * lstm(2048, 2048) + dense(2048, 10_000),
         "batch=4 length=5 words=12 units=8",
         "nodes:2;gpus:2",
+        in_floats=0,
     ),
     # Two tables, four layers, the attention's three matrices and two vectors, the dense layer.
     Example(
@@ -149,6 +152,7 @@ EXAMPLES = (
         4_899_235_840,
         "batch=4 length=4 vocab=8 d_model=8 heads=4 d_k=2 d_ff=8 layers=2 choices=4 branches=2",
         "all:2;rows:2;cols:2",
+        in_floats=0,
     ),
     Example(
         "transformer_seq2seq",
