@@ -29,18 +29,14 @@ BODIES = {
 }
 
 SIBLINGS = {
-    "tracked_batch_norm": "y = nn.tracked_batch_norm(x)",
-    "softmax": "y = nn.softmax(x * 0.001, d)",
-    "log_softmax": "y = nn.log_softmax(x * 0.001, d)",
-    "logsumexp": "y = nn.logsumexp(x * 0.001, d)",
-    "mean_squared_error": "y = losses.mean_squared_error(x, k) * 0.001",
-    "l2": "y = losses.l2(x, weight = 1e-5)",
-    "root": "y = sqrt(mean(square(x)))",
-    "product": "y = mean(x * x, over = d) * 0.0001",
+    "tracked_batch_norm": "y = nn.tracked_batch_norm(x)", "softmax": "y = nn.softmax(x * 0.001, d)",
+    "log_softmax": "y = nn.log_softmax(x * 0.001, d)", "logsumexp": "y = nn.logsumexp(x * 0.001, d)",
+    "mean_squared_error": "y = losses.mean_squared_error(x, k) * 0.001", "l2": "y = losses.l2(x, weight = 1e-5)",
+    "root": "y = sqrt(mean(square(x)))", "product": "y = mean(x * x, over = d) * 0.0001",
     "local_response_norm": "y = conv.local_response_norm[near = near](x)",
     "windows": "y = mean(conv.windows[out_length = d, k_length = near](square(x)), over = near) * 0.0001",
     "pooled": "y = conv.avg_pool1d[length = batch, out_length = batch, k_length = near](x, stride = 1)",
-}
+}  # fmt: skip
 
 SOURCE = """
 import nn

@@ -72,28 +72,11 @@ def test_primitive(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "ragged_dot_batches",
-        "ragged_dot_of_one",
-        "ragged_dot_of_pairs",
-        "switch",
-        "long_branches",
-        "while_inside",
-        "closing_over",
-        "matrices",
-        "spectrum",
-        "betainc",
-        "linear_call",
-        "foreign",
-        "over_axes",
-        "counted_rows",
-        "sparse",
-        "approx_top_k",
-        "top_k_of_bytes",
-        "largest_of_windows",
-        "bits_of_widths",
-        "split",
+        "ragged_dot_batches", "ragged_dot_of_one", "ragged_dot_of_pairs", "switch", "long_branches", "while_inside",
+        "closing_over", "matrices", "spectrum", "betainc", "linear_call", "foreign", "over_axes", "counted_rows", "sparse",
+        "approx_top_k", "top_k_of_bytes", "largest_of_windows", "bits_of_widths", "split",
     ],
-)
+)  # fmt: skip
 def test_no_device_computes_the_whole(name: str) -> None:
     assert not prepared(name)[0].coverage().opaque
 

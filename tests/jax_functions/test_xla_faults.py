@@ -96,18 +96,9 @@ X, U = np.ones((8, 16), "float32"), np.ones((8, 1), "float32")
         lambda x: jnp.tanh(x.at[:, 1:].set(x[:, :-1])).at[:, 3].set(1.0),
     ],
     ids=[
-        "softmax",
-        "log_softmax",
-        "logsumexp",
-        "gradient",
-        "argmax",
-        "integers",
-        "other",
-        "start",
-        "row",
-        "tanh",
+        "softmax", "log_softmax", "logsumexp", "gradient", "argmax", "integers", "other", "start", "row", "tanh",
     ],
-)
+)  # fmt: skip
 def test_neighbours_are_innocent(function: Any) -> None:
     assert faults(function, X, rules={"x_1": "a"}) == []
 
