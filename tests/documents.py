@@ -81,12 +81,7 @@ def fences(document: str) -> Iterator[Fence]:
 def environment(programs: Path) -> dict[str, str]:
     """Return the environment of commands. programs: a folder with `mtfc` and `python`."""
     paths = {"PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-    jax = {
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": " ".join(xla.QUICK_FLAGS),
-        "JAX_COMPILATION_CACHE_DIR": str(programs / "compiled"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    }
+    jax = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": " ".join(xla.QUICK_FLAGS)}
     return {**os.environ, **paths, **jax, "COLUMNS": "100"}
 
 
