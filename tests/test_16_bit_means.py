@@ -81,11 +81,14 @@ def expected(text: str, magnitude: float) -> Arrays:
 
 
 def check(text: str, magnitude: float, roundings: float, dtype: str = "f16") -> None:
-    """Assert that all layouts on both backends give the numbers of f64, up to some roundings of the largest number."""
+    """Assert that all layouts on both backends give the numbers of f64, up to some roundings of the largest number.
+
+    XLA takes long to compile, and `rows` has all of `d` on each device, so JAX does without `whole`.
+    """
     for layout in ("whole", "split", "rows"):
         program = lowered(text, "gradients", layout)
         function, arrays = program.function("gradients"), data(program, magnitude)
-        for module in (numpy_module(program), jax_module(program)):
+        for module in (numpy_module(program), *([jax_module(program)] if layout != "whole" else [])):
             found = call(module, function, arrays)
             for name, wanted in expected(text, magnitude).items():
                 least = SMALLEST if dtype == "f16" else 0.0
