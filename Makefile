@@ -42,8 +42,10 @@ lock: setup  ## write the versions in .venv to constraints.txt
 demo: setup  ## train the handwritten digits on both backends, then compare the layouts
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python examples/digits.py
 
+# Without its own form of assertions pytest starts sooner; tests that fail run again with it, which shows the values.
 test: setup  ## run all tests, on two processors
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal --assert plain \
+		|| { $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; exit 1; }
 
 test-fast: setup  ## run the tests of the front end, the IR, the passes, the diagnostics and the code's shape
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(FAST)

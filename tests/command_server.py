@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
@@ -52,15 +52,17 @@ sys.exit(status if status >= 0 else 128 - status)
 
 
 @contextmanager
-def command_servers(folder: Path, environment: Mapping[str, str]) -> Iterator[None]:
-    """Put the programs `mtfc` and `python` into a folder, and serve their commands until the block ends."""
+def command_servers(folder: Path, environment: Mapping[str, str], with_jax: Path) -> Iterator[None]:
+    """Put the programs `mtfc` and `python` into a folder, and serve their commands until the block ends.
+
+    with_jax: the socket of a server that has imported JAX.
+    """
+    (folder / "jax").symlink_to(with_jax)
     for name in ("mtfc", "python"):
         text = CLIENT.format(python=sys.executable, name=name, folder=str(folder))
         (folder / name).write_text(text, "utf-8")
         (folder / name).chmod(0o755)
-    with ExitStack() as stack:
-        for name in ("plain", "jax"):
-            stack.enter_context(server(folder, name, environment))
+    with server(folder, "plain", environment):
         yield
 
 

@@ -22,6 +22,7 @@ from hypothesis.strategies._internal.strategies import SampledFromStrategy
 from mtfc.backends.common import allocator
 from mtfc.driver.verification import checks
 from tests import xla
+from tests.command_server import server
 
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *xla.FLAGS])
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", str(xla.QUICK))
@@ -133,6 +134,19 @@ def small_caches(folder_of_compiled_programs: Path) -> Iterator[None]:
     yield
     if "jax" in sys.modules:
         sys.modules["jax"].clear_caches()
+
+
+@pytest.fixture(scope="session")
+def jax_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The socket of a server of commands that has imported JAX. Its forks share compiled programs."""
+    folder = tmp_path_factory.mktemp("server")
+    kept = {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    with server(folder, "jax", {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), **kept}) as place:
+        yield place
 
 
 @pytest.fixture

@@ -21,14 +21,9 @@ from mtfc.compiler.ir.types import Dim, TensorType
 Array = Any
 
 DTYPES = {
-    "f32": jnp.float32,
-    "f64": jnp.float64,
-    "f16": jnp.float16,
-    "bf16": jnp.bfloat16,
-    "i32": jnp.int32,
-    "u32": jnp.uint32,
+    "f32": jnp.float32, "f64": jnp.float64, "f16": jnp.float16, "bf16": jnp.bfloat16, "i32": jnp.int32, "u32": jnp.uint32,
     "bool": jnp.bool_,
-}
+}  # fmt: skip
 
 ELEMENTWISE: dict[str, Callable[..., Array]] = {
     "neg": jnp.negative,

@@ -29,18 +29,14 @@ BODIES = {
 }
 
 SIBLINGS = {
-    "tracked_batch_norm": "y = nn.tracked_batch_norm(x)",
-    "softmax": "y = nn.softmax(x * 0.001, d)",
-    "log_softmax": "y = nn.log_softmax(x * 0.001, d)",
-    "logsumexp": "y = nn.logsumexp(x * 0.001, d)",
-    "mean_squared_error": "y = losses.mean_squared_error(x, k) * 0.001",
-    "l2": "y = losses.l2(x, weight = 1e-5)",
-    "root": "y = sqrt(mean(square(x)))",
-    "product": "y = mean(x * x, over = d) * 0.0001",
+    "tracked_batch_norm": "y = nn.tracked_batch_norm(x)", "softmax": "y = nn.softmax(x * 0.001, d)",
+    "log_softmax": "y = nn.log_softmax(x * 0.001, d)", "logsumexp": "y = nn.logsumexp(x * 0.001, d)",
+    "mean_squared_error": "y = losses.mean_squared_error(x, k) * 0.001", "l2": "y = losses.l2(x, weight = 1e-5)",
+    "root": "y = sqrt(mean(square(x)))", "product": "y = mean(x * x, over = d) * 0.0001",
     "local_response_norm": "y = conv.local_response_norm[near = near](x)",
     "windows": "y = mean(conv.windows[out_length = d, k_length = near](square(x)), over = near) * 0.0001",
     "pooled": "y = conv.avg_pool1d[length = batch, out_length = batch, k_length = near](x, stride = 1)",
-}
+}  # fmt: skip
 
 SOURCE = """
 import nn
@@ -85,11 +81,14 @@ def expected(text: str, magnitude: float) -> Arrays:
 
 
 def check(text: str, magnitude: float, roundings: float, dtype: str = "f16") -> None:
-    """Assert that all layouts on both backends give the numbers of f64, up to some roundings of the largest number."""
+    """Assert that all layouts on both backends give the numbers of f64, up to some roundings of the largest number.
+
+    XLA takes long to compile, and `rows` has all of `d` on each device, so JAX does without `whole`.
+    """
     for layout in ("whole", "split", "rows"):
         program = lowered(text, "gradients", layout)
         function, arrays = program.function("gradients"), data(program, magnitude)
-        for module in (numpy_module(program), jax_module(program)):
+        for module in (numpy_module(program), *([jax_module(program)] if layout != "whole" else [])):
             found = call(module, function, arrays)
             for name, wanted in expected(text, magnitude).items():
                 least = SMALLEST if dtype == "f16" else 0.0

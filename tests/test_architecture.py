@@ -19,30 +19,12 @@ ROOT = Path(__file__).parents[1]
 MODULES = sorted(path for path in (ROOT / "mtfc").rglob("*.py") if path.parent.name != "starter")
 
 ORDER = [
-    "mtfc.compiler.records",
-    "mtfc.compiler.diagnostics",
-    "mtfc.compiler.activity",
-    "mtfc.compiler.garbage",
-    "mtfc.compiler.ir",
-    "mtfc.compiler.analysis",
-    "mtfc.compiler.cost",
-    "mtfc.compiler.passes",
-    "mtfc.compiler.search",
-    "mtfc.placements",
-    "mtfc.frontend.syntax",
-    "mtfc.frontend.semantics",
-    "mtfc.placements.declarations",
-    "mtfc.frontend",
-    "mtfc.backends",
-    "mtfc.placements.running",
-    "mtfc.meshes",
-    "mtfc.reports",
-    "mtfc.placements.placed_step_report",
-    "mtfc.driver",
-    "mtfc.editor",
-    "mtfc.cli",
-    "mtfc",
-]
+    "mtfc.compiler.records", "mtfc.compiler.diagnostics", "mtfc.compiler.activity", "mtfc.compiler.garbage",
+    "mtfc.compiler.ir", "mtfc.compiler.analysis", "mtfc.compiler.cost", "mtfc.compiler.passes", "mtfc.compiler.search",
+    "mtfc.placements", "mtfc.frontend.syntax", "mtfc.frontend.semantics", "mtfc.placements.declarations", "mtfc.frontend",
+    "mtfc.backends", "mtfc.placements.running", "mtfc.meshes", "mtfc.reports", "mtfc.placements.placed_step_report",
+    "mtfc.driver", "mtfc.editor", "mtfc.cli", "mtfc",
+]  # fmt: skip
 """Packages from the lowest to the highest: a module imports from its own package and from lower ones, types included."""
 
 APART = {
@@ -59,35 +41,14 @@ APART_BUT_FOR = {
 """(importer, imported): a call of `gradients` makes equations while the model is elaborated; renames are placed by a flow."""
 
 HEAVY = {
-    "numpy",
-    "jax",
-    "scipy",
-    "ml_dtypes",
-    "sympy",
-    "rich",
-    "numba",
-    "orbax",
-    "grain",
-    "safetensors",
-    "keras",
-    "lsprotocol",
-    "pygls",
-    "pygments",
-}
+    "numpy", "jax", "scipy", "ml_dtypes", "sympy", "rich", "numba", "orbax", "grain", "safetensors", "keras", "lsprotocol",
+    "pygls", "pygments",
+}  # fmt: skip
 
 WITH_NUMPY = {
-    "backends",
-    "exchange",
-    "jax_functions",
-    "meshes",
-    "nan_search.py",
-    "placements",
-    "run.py",
-    "search",
-    "tables",
-    "training",
+    "backends", "exchange", "jax_functions", "meshes", "nan_search.py", "placements", "run.py", "search", "tables", "training",
     "verification",
-}
+}  # fmt: skip
 """Packages and modules that import NumPy at their top: they are loaded where arrays are computed."""
 
 WITH_JAX = {"mtfc.backends.jax.jax_program", "mtfc.backends.calibrate.kernels"}

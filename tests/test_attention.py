@@ -82,22 +82,13 @@ FORMS = {
         f"""same = broadcast(others -> [batch, length, memory]) == ids
   s = where(same, einsum(q, k -> [batch, heads, length, memory]), -30000.0) {SOFTMAX}""",
     ),
-    "a mask": (
-        f"{Q}, keep: bool[batch, memory]",
-        f"s = where(keep, einsum(q, k -> [batch, heads, length, memory]), -30000.0) {WEIGHTS}",
-    ),
-    "biases": (
-        f"{Q}, b: [heads, length, memory], c: [memory, heads]",
-        f"s = where({CAUSAL}, b + einsum(q, k -> [batch, heads, length, memory]) * 0.25 + c, -30000.0) {SOFTMAX}",
-    ),
-    "a bias that is subtracted": (
-        f"{Q}, b: [heads, length, memory]",
-        f"s = where({CAUSAL}, einsum(q, k -> [batch, heads, length, memory]) * 0.25 - b, -30000.0) {SOFTMAX}",
-    ),
-    "a bias per head": (
-        f"{Q}, b: [heads, length]",
-        f"s = einsum(q, k -> [batch, heads, length, memory]) + b {SOFTMAX}",
-    ),
+    "a mask": (f"{Q}, keep: bool[batch, memory]",
+     f"s = where(keep, einsum(q, k -> [batch, heads, length, memory]), -30000.0) {WEIGHTS}"),
+    "biases": (f"{Q}, b: [heads, length, memory], c: [memory, heads]",
+     f"s = where({CAUSAL}, b + einsum(q, k -> [batch, heads, length, memory]) * 0.25 + c, -30000.0) {SOFTMAX}"),
+    "a bias that is subtracted": (f"{Q}, b: [heads, length, memory]",
+     f"s = where({CAUSAL}, einsum(q, k -> [batch, heads, length, memory]) * 0.25 - b, -30000.0) {SOFTMAX}"),
+    "a bias per head": (f"{Q}, b: [heads, length]", f"s = einsum(q, k -> [batch, heads, length, memory]) + b {SOFTMAX}"),
     "a soft cap": (
         Q,
         f"""t = einsum(q, k -> [batch, heads, length, memory]) * 0.5
@@ -121,10 +112,8 @@ FORMS = {
   e = exp(s - stop_gradient(max(s, over = memory)))
   y = einsum(v, e -> [heads, d_k, length, batch]) / sum(e, over = memory)""",
     ),
-    "keys shared by a batch": (
-        "q: [heads, length, d_k], k: [batch, heads, memory, d_k], v: [batch, heads, memory, d_v]",
-        f"{S} {SOFTMAX}",
-    ),
+    "keys shared by a batch": ("q: [heads, length, d_k], k: [batch, heads, memory, d_k], v: [batch, heads, memory, d_v]",
+     f"{S} {SOFTMAX}"),
     "one query": (
         "q: [batch, heads, d_k], k: [batch, heads, memory, d_k], v: [batch, heads, memory, d_v]",
         """s = where(range(memory) <= 5, einsum(q, k -> [batch, heads, memory]), -30000.0)
@@ -143,7 +132,7 @@ FORMS = {
   e = exp(s - stop_gradient(max(s, over = [heads, memory])))
   y = einsum(e, v -> [batch, length, d_v]) / sum(e, over = [heads, memory])""",
     ),
-}
+}  # fmt: skip
 
 
 def source_of(form: str) -> str:

@@ -125,35 +125,13 @@ def test_one_parameter_server_takes_the_gradients_of_all_devices() -> None:
 
 
 DEVICES = {
-    "T1": 256,
-    "T2": 256,
-    "T3": 256,
-    "T5": 64,
-    "T6": 64,
-    "T7": 128,
-    "T8": 512,
-    "G1": 8,
-    "G2": 8,
-    "G3": 64,
-    "G4": 64,
-    "G5": 280,
-    "G6": 280,
-    "G17": 8,
-    "G18": 8,
-    "G40": 8192,
-}
+    "T1": 256, "T2": 256, "T3": 256, "T5": 64, "T6": 64, "T7": 128, "T8": 512, "G1": 8, "G2": 8, "G3": 64, "G4": 64, "G5": 280,
+    "G6": 280, "G17": 8, "G18": 8, "G40": 8192,
+}  # fmt: skip
 BILLIONS = {
-    "megatron-22b": 22,
-    "mega-175b": 175,
-    "mega-530b": 530,
-    "llama3-8b": 8.03,
-    "llama3-405b": 405,
-    "maxtext-16b": 16,
-    "maxtext-32b": 32.6,
-    "maxtext-64b": 65,
-    "maxtext-128b": 128,
-    "maxtext-256b": 256,
-}
+    "megatron-22b": 22, "mega-175b": 175, "mega-530b": 530, "llama3-8b": 8.03, "llama3-405b": 405, "maxtext-16b": 16,
+    "maxtext-32b": 32.6, "maxtext-64b": 65, "maxtext-128b": 128, "maxtext-256b": 256,
+}  # fmt: skip
 """The published numbers of devices and parameters."""
 
 

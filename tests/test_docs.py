@@ -46,10 +46,10 @@ WITH_SESSIONS = [path for path in DOCUMENTS if "```console" in path.read_text("u
 
 
 @pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def programs(tmp_path_factory: pytest.TempPathFactory, jax_server: Path) -> Iterator[Path]:
     """A folder with `mtfc` and `python`, whose commands start as forks."""
     folder = tmp_path_factory.mktemp("programs")
-    with command_servers(folder, environment(folder)):
+    with command_servers(folder, environment(folder), jax_server):
         yield folder
 
 

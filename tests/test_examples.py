@@ -66,143 +66,69 @@ EXAMPLES = (
     Example("digits", 64 * 1024 + 1024 * 10, "batch=8 hidden=16"),
     # Convolutions of 3 x 3 pixels: from 1 to 16 channels, four of 16, one from 16 to 32, three of 32; a projection of 16 x 32;
     # a scale, a bias, a mean and a variance for each normalized channel; a dense layer.
-    Example(
-        "digits_resnet",
-        9 * (16 + 4 * 16**2 + 16 * 32 + 3 * 32**2) + 16 * 32 + 4 * (5 * 16 + 5 * 32) + dense(32, 10),
-        "batch=8 narrow=4 height=8 width=4",
-        "all:2;nodes:2;parts:2",
-    ),
+    Example("digits_resnet", 9 * (16 + 4 * 16**2 + 16 * 32 + 3 * 32**2) + 16 * 32 + 4 * (5 * 16 + 5 * 32) + dense(32, 10),
+     "batch=8 narrow=4 height=8 width=4", "all:2;nodes:2;parts:2"),
     # Mesh-TensorFlow paper, section 10: no parameters.
     Example("matmul", 0, "m=8 n=8 k=8", "p:2;x:2;y:2;z:1", in_floats=0),
     # The means of embeddings, and three dense layers.
-    Example(
-        "recommender",
-        400_000_000 * 64 + dense(64, 4096) + dense(4096, 4096) + dense(4096, 2),
-        "batch=8 seen=4 things=64 hidden1=16 hidden2=8",
-    ),
+    Example("recommender", 400_000_000 * 64 + dense(64, 4096) + dense(4096, 4096) + dense(4096, 2),
+     "batch=8 seen=4 things=64 hidden1=16 hidden2=8"),
     # Mesh-TensorFlow paper, section 8.
     Example("two_layer", 128 * 512 + 512 + 512 * 128, "batch=8 io=8", in_floats=2),
     # SoyBean, section 2.2: 300 x 300 x 5 x 4 bytes = 1.8 MB; section 6.2, figure 8a.
     Example("soybean_mlp", 450_000, "batch=8 units=16", "groups:2;gpus:2"),
     Example("soybean_mlp_8k", 4 * 8192**2, "batch=8 units=16", "groups:2;gpus:2", in_floats=0),
     # Five layers of 3 x 3 pixels, from 2048 channels to as many.
-    Example(
-        "soybean_cnn", 5 * 9 * 2048**2, "batch=4 channels=4 height=4 width=3", "groups:2;gpus:2", in_floats=0
-    ),
+    Example("soybean_cnn", 5 * 9 * 2048**2, "batch=4 channels=4 height=4 width=3", "groups:2;gpus:2", in_floats=0),
     # Krizhevsky et al. 2012, "60 million"; exactly that of bvlc_alexnet, which has its groups.
-    Example(
-        "alexnet",
-        60_965_224,
-        "batch=4 height=67 width=67 c1=2 c2=4 c3=4 c4=4 c5=2 units1=8 units2=8 classes=8",
-        "groups:2;gpus:2",
-        in_floats=0,
-    ),
+    Example("alexnet", 60_965_224, "batch=4 height=67 width=67 c1=2 c2=4 c3=4 c4=4 c5=2 units1=8 units2=8 classes=8",
+     "groups:2;gpus:2", in_floats=0),
     # LeCun et al. 1998, with full connections: 156, 2416, 48,120, 10,164 and 850.
     Example("lenet", 61_706, "batch=4 height=16 width=16 c1=2 c2=4 units1=8 units2=8"),
     # Simonyan and Zisserman 2015, table 2, "138 million"; exactly that of torchvision's vgg16.
-    Example(
-        "vgg16",
-        138_357_544,
-        "batch=4 height=32 width=32 c1=2 units1=8 units2=8 classes=8",
-        "groups:2;gpus:2",
-        in_floats=0,
-    ),
+    Example("vgg16", 138_357_544, "batch=4 height=32 width=32 c1=2 units1=8 units2=8 classes=8", "groups:2;gpus:2",
+     in_floats=0),
     # torchvision's inception_v3 without its auxiliary classifier: 27,161,264 with it.
-    Example(
-        "inception_v3",
-        23_834_568,
-        "batch=4 height=75 width=75 grain=2 classes=8 middle=1",
-        "nodes:2;gpus:2",
-        in_floats=0,
-    ),
+    Example("inception_v3", 23_834_568, "batch=4 height=75 width=75 grain=2 classes=8 middle=1", "nodes:2;gpus:2", in_floats=0),
     # torchvision's resnet101.
-    Example(
-        "resnet101",
-        44_549_160,
-        "batch=8 height=32 width=32 stem=4 blocks2=1 blocks3=1 blocks4=2 blocks5=1 classes=8",
-        "nodes:2;gpus:2",
-        in_floats=0,
-    ),
+    Example("resnet101", 44_549_160, "batch=8 height=32 width=32 stem=4 blocks2=1 blocks3=1 blocks4=2 blocks5=1 classes=8",
+     "nodes:2;gpus:2", in_floats=0),
     # Kim 2014, table 1: a vocabulary of 18,765 words; two classes.
-    Example(
-        "rnntc",
-        18_765 * 1024 + 4 * lstm(1024, 1024) + dense(1024, 2),
-        "batch=4 length=5 vocab=11 units=8",
-        "nodes:2;gpus:2",
-        in_floats=0,
-    ),
+    Example("rnntc", 18_765 * 1024 + 4 * lstm(1024, 1024) + dense(1024, 2), "batch=4 length=5 vocab=11 units=8",
+     "nodes:2;gpus:2", in_floats=0),
     # Zaremba et al. 2014: 10,000 words.
-    Example(
-        "rnnlm",
-        10_000 * 2048 + 2 * lstm(2048, 2048) + dense(2048, 10_000),
-        "batch=4 length=5 words=12 units=8",
-        "nodes:2;gpus:2",
-        in_floats=0,
-    ),
+    Example("rnnlm", 10_000 * 2048 + 2 * lstm(2048, 2048) + dense(2048, 10_000), "batch=4 length=5 words=12 units=8",
+     "nodes:2;gpus:2", in_floats=0),
     # Two tables, four layers, the attention's three matrices and two vectors, the dense layer.
-    Example(
-        "nmt",
-        2 * 32_000 * 1024 + 4 * lstm(1024, 1024) + (4 * 1024**2 + 2 * 1024) + dense(1024, 32_000),
-        "batch=4 source=5 target=4 read=12 units=8",
-        "nodes:2;gpus:2",
-    ),
+    Example("nmt", 2 * 32_000 * 1024 + 4 * lstm(1024, 1024) + (4 * 1024**2 + 2 * 1024) + dense(1024, 32_000),
+     "batch=4 source=5 target=4 read=12 units=8", "nodes:2;gpus:2"),
     # Mesh-TensorFlow paper, section 9: see `test_transformers.py`, which counts these from the paper's tables.
-    Example(
-        "transformer_lm",
-        4_899_235_840,
-        "batch=4 length=4 vocab=8 d_model=8 heads=4 d_k=2 d_ff=8 layers=2 choices=4 branches=2",
-        "all:2;rows:2;cols:2",
-        in_floats=0,
-    ),
-    Example(
-        "transformer_seq2seq",
-        2_885_484_544,
-        "batch=4 positions=4 vocab=8 d_model=8 heads=4 d_k=2 d_ff=8 encoder_layers=2 decoder_layers=2 beam=2 branches=2",
-        "all:2;rows:2;cols:2",
-        in_floats=0,
-    ),
-    Example(
-        "transformer_shared",
-        209_780_736,
-        "batch=4 positions=4 vocab=8 d_model=8 heads=4 d_k=2 d_ff=8 encoder_layers=2 decoder_layers=2",
-        "all:2;rows:2;cols:2",
-        in_floats=0,
-    ),
-    Example(
-        "moe_lm",
-        897_968_128,
-        "batch=8 length=4 vocab=8 d_model=8 heads=2 d_k=4 d_ff=8 layers=2 experts=4 groups=4 capacity=6 choices=4",
-        "all:2;rows:2;cols:2",
-    ),
+    Example("transformer_lm", 4_899_235_840,
+     "batch=4 length=4 vocab=8 d_model=8 heads=4 d_k=2 d_ff=8 layers=2 choices=4 branches=2", "all:2;rows:2;cols:2",
+     in_floats=0),
+    Example("transformer_seq2seq", 2_885_484_544,
+     "batch=4 positions=4 vocab=8 d_model=8 heads=4 d_k=2 d_ff=8 encoder_layers=2 decoder_layers=2 beam=2 branches=2",
+     "all:2;rows:2;cols:2", in_floats=0),
+    Example("transformer_shared", 209_780_736,
+     "batch=4 positions=4 vocab=8 d_model=8 heads=4 d_k=2 d_ff=8 encoder_layers=2 decoder_layers=2", "all:2;rows:2;cols:2",
+     in_floats=0),
+    Example("moe_lm", 897_968_128,
+     "batch=8 length=4 vocab=8 d_model=8 heads=2 d_k=4 d_ff=8 layers=2 experts=4 groups=4 capacity=6 choices=4",
+     "all:2;rows:2;cols:2"),
     # Radford et al. 2019, the smallest model; exactly that of transformers' GPT2LMHeadModel.
     Example("gpt2", 124_439_808, "batch=4 length=4 vocab=8 d_model=8 heads=2 layers=2", "all:2", in_floats=0),
     # Llama 3 8B.
-    Example(
-        "llama",
-        8_030_261_248,
-        "batch=4 length=4 vocab=8 d_model=8 kv_heads=2 sharers=2 d_k=4 d_ff=8 layers=2 choices=4",
-        "data:2;model:2",
-        in_floats=2,
-    ),
+    Example("llama", 8_030_261_248, "batch=4 length=4 vocab=8 d_model=8 kv_heads=2 sharers=2 d_k=4 d_ff=8 layers=2 choices=4",
+     "data:2;model:2", in_floats=2),
     # Two tables, positions, 16 layers of four matrices of attention, two of the feed-forward layer and two normalizations.
-    Example(
-        "pipeline",
-        2 * 32_768 * 1024 + 512 * 1024 + 16 * (4 * 1024**2 + 2 * 4 * 1024**2 + 4 * 1024) + 2 * 1024,
-        "batch=16 length=2 vocab=8 d_model=8 heads=2 d_k=4 d_ff=8 layers=2",
-        "stages:2;data:2;model:2",
-        in_floats=0,
-    ),
+    Example("pipeline", 2 * 32_768 * 1024 + 512 * 1024 + 16 * (4 * 1024**2 + 2 * 4 * 1024**2 + 4 * 1024) + 2 * 1024,
+     "batch=16 length=2 vocab=8 d_model=8 heads=2 d_k=4 d_ff=8 layers=2", "stages:2;data:2;model:2", in_floats=0),
     # The same with 6 layers of 512.
-    Example(
-        "two_meshes",
-        2 * 32_768 * 512 + 512 * 512 + 6 * (4 * 512**2 + 2 * 4 * 512**2 + 4 * 512) + 2 * 512,
-        "batch=4 length=2 vocab=8 d_model=8 heads=2 d_k=4 d_ff=8 layers=2",
-        "rows:2;cols:2",
-        in_floats=0,
-    ),
+    Example("two_meshes", 2 * 32_768 * 512 + 512 * 512 + 6 * (4 * 512**2 + 2 * 4 * 512**2 + 4 * 512) + 2 * 512,
+     "batch=4 length=2 vocab=8 d_model=8 heads=2 d_k=4 d_ff=8 layers=2", "rows:2;cols:2", in_floats=0),
     # Ronneberger et al. 2015, figure 1, with biases.
     Example("unet", 31_030_658, "batch=4 height=64 width=32 c1=2", "rows:2;cols:2", in_floats=0),
-)
+)  # fmt: skip
 
 
 @pytest.fixture(params=EXAMPLES, ids=lambda example: example.file)

@@ -139,21 +139,15 @@ def test_wrong_arguments_are_refused() -> None:
         ("dimension a has size 4, and not 5", lambda: build.dim("a", 5)),
         ("two values are called x", lambda: build.input("x", "f32")),
         ("unknown distribution gauss", lambda: build.parameter("w", "f32", init="gauss")),
-        (
-            "the numbers of normal are: mean, stddev",
-            lambda: build.parameter("w", "f32", init="normal", low=1.0),
-        ),
+        ("the numbers of normal are: mean, stddev", lambda: build.parameter("w", "f32", init="normal", low=1.0)),
         ("the numbers of constant are: value", lambda: build.parameter("w", "f32", init="constant")),
         ("the program has no dimension heads", lambda: ir.lower(program, {"rows": 2}, {"heads": "rows"})),
-        (
-            "batch is split over cols; the mesh has rows",
-            lambda: ir.lower(program, {"rows": 2}, {"batch": "cols"}),
-        ),
+        ("batch is split over cols; the mesh has rows", lambda: ir.lower(program, {"rows": 2}, {"batch": "cols"})),
         ("each axis has at least one processor", lambda: ir.lower(program, {"rows": 0}, {})),
         ("the arguments of forward are: w, x", lambda: ir.interpret(program, {"x": X})),
         ("unknown kind of text c", lambda: ir.emit(program, "c")),
         ("unknown backend torch", lambda: ir.load(program, "torch")),
-    ]
+    ]  # fmt: skip
     for message, call in cases:
         with pytest.raises(ValueError, match=message):
             call()

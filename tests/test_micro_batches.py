@@ -164,17 +164,9 @@ def test_micro_batches_of_llama_need_the_memory_of_one() -> None:
 
 
 SMALL = {
-    "batch": 8,
-    "length": 32,
-    "vocab": 256,
-    "d_model": 256,
-    "kv_heads": 2,
-    "sharers": 2,
-    "d_k": 16,
-    "d_ff": 512,
-    "layers": 6,
+    "batch": 8, "length": 32, "vocab": 256, "d_model": 256, "kv_heads": 2, "sharers": 2, "d_k": 16, "d_ff": 512, "layers": 6,
     "choices": 4,
-}
+}  # fmt: skip
 
 
 def test_xla_allocates_the_memory_of_one_micro_batch() -> None:

@@ -75,17 +75,10 @@ def test_warnings_of_a_cell(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "1net",
-        "class",
-        "'net",
-        "net --dim batch",
-        "net --dim batch=²",
-        "net --dim batch=x",
-        "net --layout",
-        "net --other x",
+        "1net", "class", "'net", "net --dim batch", "net --dim batch=²", "net --dim batch=x", "net --layout", "net --other x",
         "net x y",
     ],
-)
+)  # fmt: skip
 def test_wrong_lines(line: str) -> None:
     with pytest.raises(CellError, match="%%mtf") as caught:
         Shell().mtf(line, MODEL)

@@ -155,22 +155,12 @@ TRANSFORMATIONS = {
     "frozen": optax.set_to_zero(), ADAM: optax.adam(0.05), SGD: optax.sgd(0.1), MOMENTUM: optax.sgd(0.1, momentum=0.9),
 }  # fmt: skip
 CASES: dict[str, tuple[tuple[str, ...], Callable[[str], str], dict[str, str]]] = {
-    "two optimizers": (
-        (f"optimizer = {ADAM}", f'optimizer for "*bias*", "layers.scale" = {MOMENTUM}'),
-        biases,
-        {"rest": ADAM, "small": MOMENTUM},
-    ),
-    "frozen": (
-        (f"optimizer = {ADAM}", f'optimizer for "*bias*", "*.scale" = {SGD}', 'frozen "embed", "*.up"'),
-        frozen,
-        {"rest": ADAM, "small": SGD, "frozen": "frozen"},
-    ),
-    "the last entry decides": (
-        ('frozen "*"', f'optimizer for "*.[sd]*" = {ADAM}'),
-        last,
-        {"small": ADAM, "frozen": "frozen"},
-    ),
-}
+    "two optimizers": ((f"optimizer = {ADAM}", f'optimizer for "*bias*", "layers.scale" = {MOMENTUM}'), biases,
+     {"rest": ADAM, "small": MOMENTUM}),
+    "frozen": ((f"optimizer = {ADAM}", f'optimizer for "*bias*", "*.scale" = {SGD}', 'frozen "embed", "*.up"'), frozen,
+     {"rest": ADAM, "small": SGD, "frozen": "frozen"}),
+    "the last entry decides": (('frozen "*"', f'optimizer for "*.[sd]*" = {ADAM}'), last, {"small": ADAM, "frozen": "frozen"}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("clip", "accumulate"), [(None, 1), (0.05, MICRO)])

@@ -51,17 +51,9 @@ FORMS = {
   s = where(broadcast({CAUSAL} -> [batch, length, memory]) and same, {DOT}, -30000.0)""",
         MEAN,
     ),
-    "a mask": (
-        f"{Q}, keep: bool[batch, length]",
-        f"s = where(rename(keep, length -> memory), {DOT}, -30000.0)",
-        MEAN,
-    ),
-    "groups": (
-        GROUPS,
-        f"s = where({CAUSAL}, {DOT.replace('heads', 'groups, heads')}, -30000.0)",
-        GROUP_MEAN,
-    ),
-}
+    "a mask": (f"{Q}, keep: bool[batch, length]", f"s = where(rename(keep, length -> memory), {DOT}, -30000.0)", MEAN),
+    "groups": (GROUPS, f"s = where({CAUSAL}, {DOT.replace('heads', 'groups, heads')}, -30000.0)", GROUP_MEAN),
+}  # fmt: skip
 
 
 def module_of(form: str, heads: int = 2) -> Any:

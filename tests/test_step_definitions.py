@@ -71,20 +71,11 @@ def test_schedules_are_those_of_optax(name: str) -> None:
     ours, theirs = {
         "constant": (lambda t: SCHEDULES[name](a), optax.constant_schedule(a)),
         "linear_warmup": (lambda t: SCHEDULES[name](t, a, w), optax.linear_schedule(0.0, a, w)),
-        "warmup_rsqrt": (
-            lambda t: SCHEDULES[name](t, a, w),
-            lambda t: a * min((t + 1) / w, (w / (t + 1)) ** 0.5),
-        ),
-        "cosine": (
-            lambda t: SCHEDULES[name](t, a, w, n, 0.01),
-            optax.warmup_cosine_decay_schedule(0.0, a, w, n, 0.01),
-        ),
-        "step_decay": (
-            lambda t: SCHEDULES[name](t, a, f, w),
-            optax.exponential_decay(a, w, f, staircase=True),
-        ),
+        "warmup_rsqrt": (lambda t: SCHEDULES[name](t, a, w), lambda t: a * min((t + 1) / w, (w / (t + 1)) ** 0.5)),
+        "cosine": (lambda t: SCHEDULES[name](t, a, w, n, 0.01), optax.warmup_cosine_decay_schedule(0.0, a, w, n, 0.01)),
+        "step_decay": (lambda t: SCHEDULES[name](t, a, f, w), optax.exponential_decay(a, w, f, staircase=True)),
         "exponential_decay": (lambda t: SCHEDULES[name](t, a, f, w), optax.exponential_decay(a, w, f)),
-    }[name]
+    }[name]  # fmt: skip
     with jax.enable_x64(True):
         for step in range(80):
             np.testing.assert_allclose(ours(np.float64(step)), theirs(step), rtol=1e-6, atol=1e-9)

@@ -72,20 +72,11 @@ def test_elementwise_ops_cost_their_result_and_reductions_their_operand() -> Non
 COLLECTIVES = {
     "all_reduce": ("f32[length, memory] = all_reduce %s axes={cols}", 64, 256, Fraction(2 * 256 * 3, 4)),
     "all_gather": ("f32[length, memory] = all_gather %g dim=length axes={cols}", 16, 64, 64 * 3),
-    "reduce_scatter": (
-        "f32[length{cols}, memory] = reduce_scatter %s dim=length axes={cols}",
-        64,
-        256,
-        64 * 3,
-    ),
-    "all_to_all": (
-        "f32[length, memory{cols}] = all_to_all %g source=length target=memory axes={cols}",
-        16,
-        64,
-        Fraction(64 * 3, 4),
-    ),
+    "reduce_scatter": ("f32[length{cols}, memory] = reduce_scatter %s dim=length axes={cols}", 64, 256, 64 * 3),
+    "all_to_all": ("f32[length, memory{cols}] = all_to_all %g source=length target=memory axes={cols}", 16, 64,
+     Fraction(64 * 3, 4)),
     "permute": ("bf16[length{rows, cols}, memory] = permute %p dim=length axes={rows, cols}", 8, 16, 16),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", COLLECTIVES)

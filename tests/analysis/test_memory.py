@@ -51,27 +51,19 @@ SHARING = {
         "%p: f32[a{all}, b] = exp %x; %r: f32[a{all}, b] = relu %p; %q: f32[a{all}, b] = mul %r, %p",
         [["p"], ["r", "q"]],
     ),
-    "buffers of different sizes are not shared": (
-        "%p: f32[a{all}] = sum %x over=[b]; %q: f32[a{all}, b] = mul %p, %x",
-        [["p"], ["q"]],
-    ),
-    "buffers of different element types are not shared": (
-        "%p: f32[a{all}, b] = exp %x; %q: bool[a{all}, b] = gt %p, %x",
-        [["p"], ["q"]],
-    ),
-    "a transposition has a second buffer": (
-        "%p: f32[a{all}, b] = exp %x; %q: f32[b, a{all}] = transpose %p dims=[b, a]",
-        [["p"], ["q"]],
-    ),
+    "buffers of different sizes are not shared": ("%p: f32[a{all}] = sum %x over=[b]; %q: f32[a{all}, b] = mul %p, %x",
+     [["p"], ["q"]]),
+    "buffers of different element types are not shared": ("%p: f32[a{all}, b] = exp %x; %q: bool[a{all}, b] = gt %p, %x",
+     [["p"], ["q"]]),
+    "a transposition has a second buffer": ("%p: f32[a{all}, b] = exp %x; %q: f32[b, a{all}] = transpose %p dims=[b, a]",
+     [["p"], ["q"]]),
     "a contraction has a second buffer, even of the same size": (
         "%p: f32[a{all}, b] = exp %x; %r: f32[b, c] = exp %y; %s: f32[a{all}, c] = einsum %p, %r dims=[a, c];"
         " %q: f32[a{all}, b] = einsum %s, %r dims=[a, b]",
         [["p"], ["r"], ["s"], ["q"]],
     ),
-    "a rename shares the buffer of its operand": (
-        "%p: f32[b, c] = exp %y; %q: f32[a, c] = rename %p mapping=(b -> a)",
-        [["p", "q"]],
-    ),
+    "a rename shares the buffer of its operand": ("%p: f32[b, c] = exp %y; %q: f32[a, c] = rename %p mapping=(b -> a)",
+     [["p", "q"]]),
     "an all-reduce is done in place": (
         "%p: f32[b] +{all} = sum %x over=[a] layout {a: all}; %q: f32[b] = all_reduce %p axes={all}",
         [["p", "q"]],
@@ -95,15 +87,13 @@ SHARING = {
         " dilation=1",
         [["q"]],
     ),
-    "an all-gather has a second buffer": (
-        "%p: f32[a{all}, b] = exp %x; %q: f32[a, b] = all_gather %p dim=a axes={all}",
-        [["p"], ["q"]],
-    ),
+    "an all-gather has a second buffer": ("%p: f32[a{all}, b] = exp %x; %q: f32[a, b] = all_gather %p dim=a axes={all}",
+     [["p"], ["q"]]),
     "an all-to-all has a second buffer of the same size": (
         "%p: f32[a{all}, b] = exp %x; %q: f32[a, b{all}] = all_to_all %p source=a target=b axes={all}",
         [["p"], ["q"]],
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("rule", SHARING)

@@ -255,14 +255,10 @@ model net(x: [n, m], w: [m, m]) {
         (f"model net(x: [n, m]) {{\n  {CHAIN}  return y\n}}\n", 1, 3),
         (f"model net(x: [n, m]) {{\n  {CHAIN}  return y, b\n}}\n", 2, 3),
         (f"model net(x: [n, m]) {{\n  {CHAIN}  z = einsum(b, x -> [n])\n  return y, z\n}}\n", 2, 3),
-        (
-            IN_LOOP.replace("[m, m]", "[m, p]").replace("[n, m])", "[n, p])").replace("over = m", "over = p"),
-            3,
-            4,
-        ),
+        (IN_LOOP.replace("[m, m]", "[m, p]").replace("[n, m])", "[n, p])").replace("over = m", "over = p"), 3, 4),
     ],
     ids=["a chain up to a sum", "a value that is returned", "a value that a dot reads", "in a loop"],
-)
+)  # fmt: skip
 def test_values_that_never_leave_a_kernel_take_no_memory(
     body: str, arrays: int, without_kernels: int
 ) -> None:

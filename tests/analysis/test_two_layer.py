@@ -57,17 +57,11 @@ TABLE_1 = {
     "replicated": ("10*batch*io*hidden", "0", "0"),
     "data_parallel": ("10*batch*io*hidden/all", "2*io*hidden", "all/(5*batch)"),
     "model_parallel": ("10*batch*io*hidden/all", "batch*io", "all/(10*hidden)"),
-    "hybrid": (
-        "10*batch*io*hidden/(rows*cols)",
-        "batch*io/rows + 2*io*hidden/cols",
-        "rows/(5*batch) + cols/(10*hidden)",
-    ),
-    "tiled_3d": (
-        "10*batch*io*hidden/(rows*cols*planes)",
-        "batch*io/(rows*planes) + 2*batch*hidden/(rows*cols) + 2*io*hidden/(cols*planes)",
-        "rows/(5*batch) + planes/(5*io) + cols/(10*hidden)",
-    ),
-}
+    "hybrid": ("10*batch*io*hidden/(rows*cols)", "batch*io/rows + 2*io*hidden/cols", "rows/(5*batch) + cols/(10*hidden)"),
+    "tiled_3d": ("10*batch*io*hidden/(rows*cols*planes)",
+     "batch*io/(rows*planes) + 2*batch*hidden/(rows*cols) + 2*io*hidden/(cols*planes)",
+     "rows/(5*batch) + planes/(5*io) + cols/(10*hidden)"),
+}  # fmt: skip
 
 # Its last column, memory: x and its likes, h and its likes, parameters. In bytes, with target, gradients and intermediate values.
 MEMORY = {

@@ -146,15 +146,10 @@ def test_a_convolution_is_that_of_lax() -> None:
 @pytest.mark.parametrize(
     "layout",
     [
-        "{ b: rows }",
-        "{ c: cols }",
-        "{ h: rows, oh: rows }",
-        "{ h: cols, oh: cols, b: rows }",
-        "{ h: rows, oh: rows, w: cols, ow: cols }",
-        "{ w: (cols, rows), ow: (cols, rows) }",
-        "{ h: cols }",
+        "{ b: rows }", "{ c: cols }", "{ h: rows, oh: rows }", "{ h: cols, oh: cols, b: rows }",
+        "{ h: rows, oh: rows, w: cols, ow: cols }", "{ w: (cols, rows), ow: (cols, rows) }", "{ h: cols }",
     ],
-)
+)  # fmt: skip
 def test_a_distributed_convolution_is_one_call_on_every_device(layout: str) -> None:
     check(model(CONVOLUTION, INPUTS, layout), convolutions=3)
 

@@ -40,27 +40,15 @@ PAIRS = "replica_groups={{0,4},{1,5},{2,6},{3,7}}"
         (f"%r = f32[4,8]{{1,0}} all-reduce(%p), {PAIRS}, to_apply=%add", "all_reduce", (1, 32, 128)),
         (f"%r = f32[4,8]{{1,0:T(8,128)S(1)}} all-reduce(%p), {PAIRS}", "all_reduce", (1, 32, 128)),
         (f"%r = f32[] all-reduce(%s), {PAIRS}, to_apply=%add", "all_reduce", (1, 1, 4)),
-        (
-            f"%r = (f32[4,8]{{1,0}}, /*index=1*/bf16[3]{{0}}) all-reduce(%p, %q), {PAIRS}",
-            "all_reduce",
-            (1, 35, 134),
-        ),
+        (f"%r = (f32[4,8]{{1,0}}, /*index=1*/bf16[3]{{0}}) all-reduce(%p, %q), {PAIRS}", "all_reduce", (1, 35, 134)),
         ("%r = f32[4,8]{1,0} all-reduce(f32[4,8]{1,0} %p), replica_groups={}", "all_reduce", (1, 32, 128)),
         ("r = f32[4,8]{1,0} all-reduce(p), replica_groups=[4,2]<=[2,4]T(1,0)", "all_reduce", (1, 32, 128)),
         (f"%r = f32[8,8]{{1,0}} all-gather(%p), {PAIRS}, dimensions={{0}}", "all_gather", (1, 32, 128)),
-        (
-            f"%r = f32[2,8]{{1,0}} reduce-scatter(%p), {PAIRS}, dimensions={{0}}",
-            "reduce_scatter",
-            (1, 32, 128),
-        ),
+        (f"%r = f32[2,8]{{1,0}} reduce-scatter(%p), {PAIRS}, dimensions={{0}}", "reduce_scatter", (1, 32, 128)),
         (f"%r = (bf16[3]{{0}}, bf16[3]{{0}}) all-to-all(%q, %q), {PAIRS}", "all_to_all", (1, 6, 12)),
-        (
-            "%r = f32[4,8]{1,0} collective-permute(%p), source_target_pairs={{0,0},{1,4},{4,1}}",
-            "permute",
-            (1, 32, 128),
-        ),
+        ("%r = f32[4,8]{1,0} collective-permute(%p), source_target_pairs={{0,0},{1,4},{4,1}}", "permute", (1, 32, 128)),
     ],
-)
+)  # fmt: skip
 def test_collective(instruction: str, kind: str, expected: tuple[int, int, int]) -> None:
     assert collectives(entry(*PARAMETERS, instruction)) == {kind: traffic(*expected)}
 
@@ -372,24 +360,14 @@ def convolution(x: Any, w: Any, **options: Any) -> Any:
         (lambda x: x.sum(0), [(2048, 16)]),
         (partial(convolution, window_strides=(1, 1), padding="VALID"), [(2, 4, 9, 8), (6, 4, 3, 3)]),
         (partial(convolution, window_strides=(2, 3), padding="SAME"), [(2, 4, 9, 8), (6, 4, 3, 3)]),
-        (
-            partial(convolution, window_strides=(1, 2), padding=((2, 1), (0, 3)), lhs_dilation=(2, 3)),
-            [(2, 4, 9, 8), (6, 4, 3, 3)],
-        ),
-        (
-            partial(convolution, window_strides=(2, 1), padding="SAME", rhs_dilation=(2, 3)),
-            [(2, 4, 9, 8), (6, 4, 3, 3)],
-        ),
-        (
-            partial(convolution, window_strides=(1, 1), padding="SAME", feature_group_count=2),
-            [(2, 4, 9, 8), (6, 2, 3, 3)],
-        ),
-        (
-            partial(convolution, window_strides=(7, 4), padding=((5, 0), (9, 1)), lhs_dilation=(3, 6)),
-            [(2, 4, 9, 8), (6, 4, 11, 7)],
-        ),
+        (partial(convolution, window_strides=(1, 2), padding=((2, 1), (0, 3)), lhs_dilation=(2, 3)),
+         [(2, 4, 9, 8), (6, 4, 3, 3)]),
+        (partial(convolution, window_strides=(2, 1), padding="SAME", rhs_dilation=(2, 3)), [(2, 4, 9, 8), (6, 4, 3, 3)]),
+        (partial(convolution, window_strides=(1, 1), padding="SAME", feature_group_count=2), [(2, 4, 9, 8), (6, 2, 3, 3)]),
+        (partial(convolution, window_strides=(7, 4), padding=((5, 0), (9, 1)), lhs_dilation=(3, 6)),
+         [(2, 4, 9, 8), (6, 4, 11, 7)]),
     ],
-)
+)  # fmt: skip
 def test_flops_are_those_of_xla_where_nothing_loops(function: Program, shapes: list[tuple[int, ...]]) -> None:
     arguments = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
     compiled = jax.jit(function).lower(*arguments).compile()

@@ -17,13 +17,8 @@ from mtfc.compiler.ir.verifier import verify
 from tests.harness import call, numpy_module
 
 MESHES = {
-    "rows: 2": 2,
-    "rows: 3": 3,
-    "rows: 4": 4,
-    "rows: 5": 5,
-    "rows: 2, cols: 4": 8,
-    "rows: 3, cols: 2": 6,
-}
+    "rows: 2": 2, "rows: 3": 3, "rows: 4": 4, "rows: 5": 5, "rows: 2, cols: 4": 8, "rows: 3, cols: 2": 6,
+}  # fmt: skip
 AXES = {"rows: 2, cols: 4": "rows, cols", "rows: 3, cols: 2": "cols, rows"}
 PARTS = (1, 2, 3, 4, 6, 9)
 

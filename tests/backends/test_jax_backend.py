@@ -462,15 +462,8 @@ def test_jax_hands_each_all_reduce_of_the_program_to_xla() -> None:
 def test_the_module_is_clean_python() -> None:
     """No import or variable is unused, and no line is too long."""
     command = [
-        sys.executable,
-        "-m",
-        "ruff",
-        "check",
-        "--isolated",
-        "--line-length=110",
-        "--select=E,F,I,W",
-        "-",
-    ]
+        sys.executable, "-m", "ruff", "check", "--isolated", "--line-length=110", "--select=E,F,I,W", "-",
+    ]  # fmt: skip
     checked = subprocess.run(command, input=step_module(), text=True, capture_output=True, check=False)
     assert checked.returncode == 0, checked.stdout
 

@@ -61,14 +61,10 @@ model m(x: f64[io]) {
 @pytest.mark.parametrize(
     "loss",
     [
-        "sum(nn.softmax(x * w, io) * x)",
-        "sum(max(x * w, over = [io]) * w)",
-        "sum(min(x * w, over = [batch]))",
-        "max(x * w)",
-        "sum(abs(x * w))",
-        "sum(relu(x * w)) + sum(maximum(x, w))",
+        "sum(nn.softmax(x * w, io) * x)", "sum(max(x * w, over = [io]) * w)", "sum(min(x * w, over = [batch]))", "max(x * w)",
+        "sum(abs(x * w))", "sum(relu(x * w)) + sum(maximum(x, w))",
     ],
-)
+)  # fmt: skip
 def test_ops_that_jax_differentiates_otherwise(loss: str) -> None:
     agree(f"""
 import nn

@@ -31,17 +31,9 @@ CONFIG = {
 }
 
 DIMS = {
-    "vocab": 61,
-    "d_model": 24,
-    "d_ff": 40,
-    "layers": 3,
-    "kv_heads": 2,
-    "sharers": 3,
-    "d_k": 8,
-    "length": 16,
-    "batch": 2,
+    "vocab": 61, "d_model": 24, "d_ff": 40, "layers": 3, "kv_heads": 2, "sharers": 3, "d_k": 8, "length": 16, "batch": 2,
     "choices": 4,
-}
+}  # fmt: skip
 """The sizes of examples/llama.mtf for this configuration, and of a small batch."""
 
 Weights = dict[str, np.ndarray]

@@ -11,17 +11,8 @@ import pytest
 from tests.cli.conftest import Mtfc
 
 DIAGNOSTIC = {
-    "code",
-    "severity",
-    "message",
-    "file",
-    "line",
-    "column",
-    "end_line",
-    "end_column",
-    "labels",
-    "help",
-}
+    "code", "severity", "message", "file", "line", "column", "end_line", "end_column", "labels", "help",
+}  # fmt: skip
 
 
 def test_a_good_file(mtfc: Mtfc) -> None:

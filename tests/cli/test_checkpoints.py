@@ -411,17 +411,8 @@ def test_averages_of_a_checkpoint(files: Path, mtfc: Mtfc) -> None:
     (files / "model.mtf").write_text(MODEL.replace("minimize loss\n", "minimize loss\n  average = 0.9\n"))
     assert train(mtfc, "--steps", "5", "--dir", "new").status == OK
     options = (
-        "run",
-        "model.mtf",
-        "--model",
-        "use",
-        "--params",
-        "new",
-        "--params-partial",
-        "--data",
-        "x.npz",
-        "--save",
-    )
+        "run", "model.mtf", "--model", "use", "--params", "new", "--params-partial", "--data", "x.npz", "--save",
+    )  # fmt: skip
     np.savez("x.npz", x=np.ones((8, 4), np.float32))
     assert mtfc(*options, "last.npz").status == OK
     averaged = mtfc(*options, "averaged.npz", "--averages")

@@ -47,21 +47,15 @@ def test_version(mtfc: Mtfc) -> None:
         (["check", "missing.mtf"], "mtfc: cannot read missing.mtf: no such file or directory"),
         (["check", "."], "mtfc: cannot read .: is a directory"),
         (["check", "a\0b"], "cannot read"),
-        (
-            ["check", "model.mtf", "--dim", "batch"],
-            "argument --dim: expected NAME=SIZE, for example batch=64, and not `batch`",
-        ),
+        (["check", "model.mtf", "--dim", "batch"], "argument --dim: expected NAME=SIZE, for example batch=64, and not `batch`"),
         (["check", "model.mtf", "--dim", "batch=1.5"], "--dim: expected NAME=SIZE"),
-        (
-            ["compile", "model.mtf", "-o", "missing/out.txt"],
-            "cannot write missing/out.txt: no such directory",
-        ),
+        (["compile", "model.mtf", "-o", "missing/out.txt"], "cannot write missing/out.txt: no such directory"),
         (["compile", "model.mtf", "-o", "."], "cannot write .: is a directory"),
         (["run", "model.mtf", "--steps", "0"], "expected a number from 1 on, not `0`"),
         (["run", "model.mtf", "--seed", "-1"], "expected a number from 0 to 2**32 - 1"),
         (["run", "model.mtf", "--eval", "x.npz"], "--eval goes with --train"),
     ],
-)
+)  # fmt: skip
 def test_wrong_usage(mtfc: Mtfc, arguments: list[str], message: str) -> None:
     outcome = mtfc(*arguments)
     assert outcome.status == 2

@@ -159,16 +159,12 @@ def test_global_ir_text_gets_a_layout(mtfc: Mtfc, folder: Path, stage: str) -> N
     [
         ("hello", "E014]: cannot read `hello` from column 1 on\n --> wrong.ir:1:1"),
         ("", "E014]"),
-        (
-            "program p\ndim a = 4\n\nfunction forward {\n  input %x: f32[a]\n  %y: f32[a] = shift %x dim=a\n}\n",
-            "E014]: shift: attribute by is missing: a whole number of 32 bits\n --> wrong.ir:6:3",
-        ),
-        (
-            "program p\ndim a = 4\n\nfunction forward {\n  input %x: f32[a]\n  %y: f64[a] = neg %x\n}\n",
-            "E014]: the type rule of neg infers f32[a], not f64[a]\n --> wrong.ir:6:3",
-        ),
+        ("program p\ndim a = 4\n\nfunction forward {\n  input %x: f32[a]\n  %y: f32[a] = shift %x dim=a\n}\n",
+         "E014]: shift: attribute by is missing: a whole number of 32 bits\n --> wrong.ir:6:3"),
+        ("program p\ndim a = 4\n\nfunction forward {\n  input %x: f32[a]\n  %y: f64[a] = neg %x\n}\n",
+         "E014]: the type rule of neg infers f32[a], not f64[a]\n --> wrong.ir:6:3"),
     ],
-)
+)  # fmt: skip
 def test_wrong_ir_text(mtfc: Mtfc, folder: Path, text: str, message: str) -> None:
     Path("wrong.ir").write_text(text)
     outcome = mtfc("compile", "wrong.ir")
@@ -211,23 +207,14 @@ def test_passes(mtfc: Mtfc) -> None:
     [
         (["--passes", "bogus"], "unknown pass `bogus`"),
         (["--passes", "dce{x=1}"], "pass `dce` has no option `x`"),
-        (
-            ["--passes", "dce", "--stop-after", "bogus"],
-            "--stop-after: unknown pass `bogus`; the passes are ",
-        ),
-        (
-            ["--passes", "dce", "--stop-after", "cse"],
-            "--stop-after cse: this pass does not run here; those that do are dce",
-        ),
+        (["--passes", "dce", "--stop-after", "bogus"], "--stop-after: unknown pass `bogus`; the passes are "),
+        (["--passes", "dce", "--stop-after", "cse"], "--stop-after cse: this pass does not run here; those that do are dce"),
         (["--print-ir-after", "bogus"], "--print-ir-after: unknown pass `bogus`"),
         (["--passes", "lower-collectives"], "--passes: these cannot run in this order: "),
-        (
-            ["--emit", "numpy", "--passes", "dce"],
-            "--emit numpy needs all passes, and these end before lower-collectives",
-        ),
+        (["--emit", "numpy", "--passes", "dce"], "--emit numpy needs all passes, and these end before lower-collectives"),
         (["--emit", "jax", "--stop-after", "insert-reshards"], "--emit jax needs all passes"),
     ],
-)
+)  # fmt: skip
 def test_wrong_passes(mtfc: Mtfc, arguments: list[str], message: str) -> None:
     outcome = mtfc("compile", "model.mtf", *arguments)
     assert (outcome.status, outcome.out) == (2, "")

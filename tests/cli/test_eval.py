@@ -140,16 +140,8 @@ def test_some_batches_leave_out_the_rest(mtfc: Mtfc) -> None:
     arrays = {name: x[:8] for name, x in np.load("test.npz").items()}
     np.savez("eight.npz", **arrays)
     common = (
-        "eval",
-        "masked.mtf",
-        "--params",
-        "w.npz",
-        "--data",
-        "test.npz",
-        "--format",
-        "json",
-        "--batches",
-    )
+        "eval", "masked.mtf", "--params", "w.npz", "--data", "test.npz", "--format", "json", "--batches",
+    )  # fmt: skip
     assert mtfc(*common, "2").json["eval"] == pytest.approx(expected("eight.npz"), rel=1e-5)
     assert mtfc(*common, "3").json["eval"] == pytest.approx(expected("test.npz"), rel=1e-5)
 
@@ -166,17 +158,8 @@ def test_rows_that_the_model_cannot_take_are_named(mtfc: Mtfc) -> None:
 
 
 TRAIN = (
-    "train",
-    "masked.mtf",
-    "--data",
-    "train.npz",
-    "--eval",
-    "test.npz",
-    "--eval-every",
-    "2",
-    "--keep",
-    "1",
-)
+    "train", "masked.mtf", "--data", "train.npz", "--eval", "test.npz", "--eval-every", "2", "--keep", "1",
+)  # fmt: skip
 
 
 def test_a_finished_run_is_evaluated(mtfc: Mtfc) -> None:

@@ -113,18 +113,11 @@ def test_an_export_says_where_it_comes_from(mtfc: Mtfc, folder: Path) -> None:
 def of_meta(weights: hugging_face.Weights) -> hugging_face.Weights:
     """Rename the tensors as Meta does, and pair neighbours: the inverse of `permute` in transformers' conversion script."""
     names = {
-        "embed_tokens": "tok_embeddings",
-        "input_layernorm": "attention_norm",
-        "self_attn.q_proj": "attention.wq",
-        "self_attn.k_proj": "attention.wk",
-        "self_attn.v_proj": "attention.wv",
-        "self_attn.o_proj": "attention.wo",
-        "post_attention_layernorm": "ffn_norm",
-        "mlp.gate_proj": "feed_forward.w1",
-        "mlp.down_proj": "feed_forward.w2",
-        "mlp.up_proj": "feed_forward.w3",
-        "lm_head": "output",
-    }
+        "embed_tokens": "tok_embeddings", "input_layernorm": "attention_norm", "self_attn.q_proj": "attention.wq",
+        "self_attn.k_proj": "attention.wk", "self_attn.v_proj": "attention.wv", "self_attn.o_proj": "attention.wo",
+        "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "feed_forward.w1", "mlp.down_proj": "feed_forward.w2",
+        "mlp.up_proj": "feed_forward.w3", "lm_head": "output",
+    }  # fmt: skip
     found = {}
     for name, x in weights.items():
         if "q_proj" in name or "k_proj" in name:
@@ -362,65 +355,27 @@ WRONG = {
     "an unknown key": (replaced("join = 0", "joint = 0"), "a map of weights has no `joint` here", 6),
     "an unknown table": (replaced("[split]", "[parts]"), "a map of weights has no `parts` here", 1),
     "no names": (replaced('theirs = "h.{layers}.qv"\n', ""), "this rule lacks `theirs`", 6),
-    "names that are numbers": (
-        replaced('ours = "bias"', "ours = 3"),
-        "`ours` is a text, or a list of texts",
-        14,
-    ),
+    "names that are numbers": (replaced('ours = "bias"', "ours = 3"), "`ours` is a text, or a list of texts", 14),
     "no axis to join": (replaced("join = 0\n", ""), "several parameters in one tensor need `join`", 6),
     "an axis that is a text": (replaced("join = 0", "join = 'io'"), "`join` is the number of an axis", 10),
-    "an axis that is not there": (
-        replaced("join = 0", "join = 3"),
-        "their tensor has 3 axes: there is no axis 3",
-        10,
-    ),
+    "an axis that is not there": (replaced("join = 0", "join = 3"), "their tensor has 3 axes: there is no axis 3", 10),
     "axes of other sizes": (replaced("join = 0", "join = 1"), "cannot be joined along axis 1", 8),
     "too many axes": (replaced('dims = ["(', 'dims = ["io", "('), "`dims` has 3 entries, and `ours` 2", 9),
-    "axes in axes": (
-        replaced("(heads d_k) io", "(heads (d_k)) io"),
-        "`dims` cannot be read: `(heads (d_k)) io 1`",
-        9,
-    ),
-    "an unknown dimension": (
-        replaced("(heads d_k)", "(head d_k)"),
-        "`head` is no dimension of a tensor of `q`, which is f32[layers: 3, io: 4, heads: 2, d_k: 6]",
-        9,
-    ),
+    "axes in axes": (replaced("(heads d_k) io", "(heads (d_k)) io"), "`dims` cannot be read: `(heads (d_k)) io 1`", 9),
+    "an unknown dimension": (replaced("(heads d_k)", "(head d_k)"),
+     "`head` is no dimension of a tensor of `q`, which is f32[layers: 3, io: 4, heads: 2, d_k: 6]", 9),
     "a missing dimension": (replaced("(heads d_k)", "d_k"), "`dims` lacks `heads`, a dimension of `q`", 9),
     "a dimension twice": (replaced("(heads d_k)", "(heads d_k io)"), "`dims` has `io` twice", 9),
-    "a number of tensors as an axis": (
-        replaced('io 1",', 'layers",'),
-        "`layers` is no dimension of a tensor",
-        9,
-    ),
-    "a split that leaves a rest": (
-        replaced("half=2 pair", "half=4 pair").replace("heads d_k", "heads pair half"),
-        "`d_k` of 6 cannot be split into `half=4 pair`",
-        9,
-    ),
+    "a number of tensors as an axis": (replaced('io 1",', 'layers",'), "`layers` is no dimension of a tensor", 9),
+    "a split that leaves a rest": (replaced("half=2 pair", "half=4 pair").replace("heads d_k", "heads pair half"),
+     "`d_k` of 6 cannot be split into `half=4 pair`", 9),
     "a split without sizes": (replaced("half=2 pair", "half pair"), "`split` of `d_k` cannot be read", 3),
-    "an unknown parameter": (
-        replaced('ours = "bias"', 'ours = "base"'),
-        "the model has no parameter `base`",
-        14,
-    ),
-    "unknown braces": (
-        replaced("{layers}", "{layer}"),
-        "`{layer}` is neither in `ours` nor a dimension of `q`",
-        7,
-    ),
+    "an unknown parameter": (replaced('ours = "bias"', 'ours = "base"'), "the model has no parameter `base`", 14),
+    "unknown braces": (replaced("{layers}", "{layer}"), "`{layer}` is neither in `ours` nor a dimension of `q`", 7),
     "braces of ours alone": (replaced('"bias"', '"{what}"'), "`{what}` is not in `theirs`", 14),
     "different braces": (replaced('"beta"', '"b.{io}"'), "the names of `theirs` have different `{...}`", 13),
-    "a parameter twice": (
-        replaced('["q", "v"]', '["q", "q"]').replace("d_v", "d_k"),
-        "`ours` has a parameter twice",
-        8,
-    ),
-    "two rules for a parameter": (
-        RULES + '[[rule]]\ntheirs = "c"\nours = "bias"\n',
-        "two rules give the parameter `bias`",
-        17,
-    ),
+    "a parameter twice": (replaced('["q", "v"]', '["q", "q"]').replace("d_v", "d_k"), "`ours` has a parameter twice", 8),
+    "two rules for a parameter": (RULES + '[[rule]]\ntheirs = "c"\nours = "bias"\n', "two rules give the parameter `bias`", 17),
     "two rules for a tensor": (
         RULES.replace('["b", "beta"]', '"b"').replace('["q", "v"]', '"q"').replace(', "(d_v heads) io 1"', "")
         + '[[rule]]\ntheirs = "b"\nours = "v"\ndims = "layers heads io d_v"\n',
@@ -429,7 +384,7 @@ WRONG = {
     ),
     "a prefix that is no text": ("prefix = 3\n" + RULES, "`prefix` is a text", 1),
     "metadata": ("[metadata]\na = 3\n" + RULES, "`metadata` is a table of texts", 1),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", WRONG)

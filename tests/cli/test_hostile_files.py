@@ -48,20 +48,14 @@ PARAMETERS: dict[str, tuple[Callable[[], str], str]] = {
     "a compressed one": (lambda: npz("big.npz", 800_000_000, ZIP_DEFLATED), "it is damaged"),
     "a negative size": (lambda: npz("big.npz", -250), "it is damaged"),
     "deep safetensors": (lambda: safetensors("a.safetensors", '{"w":' + DEEP), "it is no safetensors file"),
-    "an infinite shape": (
-        lambda: safetensors("a.safetensors", '{"w":{"dtype":"F32","shape":[Infinity],"data_offsets":[0,4]}}'),
-        "it is no safetensors file",
-    ),
-    "a deep index": (
-        lambda: folder_with("model.safetensors.index.json", '{"weight_map":' + DEEP),
-        "model.safetensors.index.json is damaged",
-    ),
+    "an infinite shape": (lambda: safetensors("a.safetensors", '{"w":{"dtype":"F32","shape":[Infinity],"data_offsets":[0,4]}}'),
+     "it is no safetensors file"),
+    "a deep index": (lambda: folder_with("model.safetensors.index.json", '{"weight_map":' + DEEP),
+     "model.safetensors.index.json is damaged"),
     "a deep record": (lambda: folder_with("about/about.json", DEEP), "about/about.json is damaged"),
-    "an infinite step": (
-        lambda: folder_with("about/about.json", '{"format": 1, "step": Infinity}'),
-        "about/about.json is damaged",
-    ),
-}
+    "an infinite step": (lambda: folder_with("about/about.json", '{"format": 1, "step": Infinity}'),
+     "about/about.json is damaged"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("write", "reason"), PARAMETERS.values(), ids=PARAMETERS)

@@ -221,11 +221,7 @@ def test_arguments_may_have_names_and_come_from_a_function(mtfc: Mtfc, folder: P
         (["jax_user:array", "--args", "jax_user:failing"], 2, "no data"),
         (["jax_user:loss", "--args", "jax_user:names"], 2, "found a dict"),
         (["jax_user:failing", "--args", "jax_user:example"], 2, "3 arguments do not fit failing()"),
-        (
-            ["jax_user:example", "--args", "jax_user:example"],
-            2,
-            "example is a tuple; expected a function of JAX",
-        ),
+        (["jax_user:example", "--args", "jax_user:example"], 2, "example is a tuple; expected a function of JAX"),
         (["no_such:step", "--args", "jax_user:example"], 2, "no module no_such"),
         ([*STEP, "--parameters", "3"], 2, "gets 3 arguments, numbered from 0"),
         ([*STEP, "--dim", "batch=4"], 2, "one program at fixed sizes"),
@@ -234,13 +230,9 @@ def test_arguments_may_have_names_and_come_from_a_function(mtfc: Mtfc, folder: P
         ([*STEP, "--layout", "heads:data", "--mesh", "data:2"], 1, "heads"),
         ([*STEP, "--layout", "batch:data", "--mesh", "data:3"], 1, "batch"),
         (["jax_user:branching", "--args", "jax_user:example"], 1, "if x.sum() > 0:"),
-        (
-            ["jax_user:mismatched", "--args", "jax_user:example"],
-            2,
-            'in mismatched: return x @ params["down"]',
-        ),
+        (["jax_user:mismatched", "--args", "jax_user:example"], 2, 'in mismatched: return x @ params["down"]'),
     ],
-)
+)  # fmt: skip
 def test_wrong_functions_are_named(mtfc: Mtfc, arguments: list[str], status: int, message: str) -> None:
     found = mtfc("check", *arguments)
     assert (found.status, "Traceback" in found.err) == (status, False)

@@ -328,16 +328,12 @@ def test_operators_are_measured_once_and_simulated_with_their_times(
     [
         (("calibrate", "--layout", "split"), "the options of models and layouts go with --operators"),
         (("calibrate", "--operators", "small.mtf", "--quick"), "no --backend, --quick, --shapes and -o"),
-        (
-            ("calibrate", "--operators", "small.mtf", "--layout", "split", "--devices", "3"),
-            "which has devices of its own: no --devices",
-        ),
-        (
-            ("simulate", "small.mtf", "--layout", "data", "--target", "h100", "--measured"),
-            "--measured is for the operators of a placement",
-        ),
+        (("calibrate", "--operators", "small.mtf", "--layout", "split", "--devices", "3"),
+         "which has devices of its own: no --devices"),
+        (("simulate", "small.mtf", "--layout", "data", "--target", "h100", "--measured"),
+         "--measured is for the operators of a placement"),
     ],
-)
+)  # fmt: skip
 def test_measured_times_belong_to_placements(
     mtfc: Mtfc, file: Path, arguments: tuple[str, ...], message: str
 ) -> None:

@@ -139,19 +139,10 @@ def test_a_tokenizer_makes_and_reads_the_tokens(mtfc: Mtfc, written: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ("--prompt", "a" * 12),
-            "the prompt has 12 bytes, and a text of the model has length = 12 with what is new",
-        ),
+        (("--prompt", "a" * 12), "the prompt has 12 bytes, and a text of the model has length = 12 with what is new"),
         (("--prompt", "a\0b"), "byte 0"),
-        (
-            ("--prompt", "a", "--prompt", "b", "--prompt", "c"),
-            "3 prompts, and model generate writes 2 at a time",
-        ),
-        (
-            ("--prompt", "a", "--model", "other"),
-            "the inputs of model other are prompt: i32[texts: 2, length: 12]",
-        ),
+        (("--prompt", "a", "--prompt", "b", "--prompt", "c"), "3 prompts, and model generate writes 2 at a time"),
+        (("--prompt", "a", "--model", "other"), "the inputs of model other are prompt: i32[texts: 2, length: 12]"),
         (("--prompt", "a", "--model", "scores"), "that of model scores is f32[texts: 2, length: 12]"),
         (("--prompt", "a", "--model", "tokens"), "token 300, which is no byte"),
         (("--prompt", "a", "--steps", "1"), "--prompt and --steps"),
@@ -161,7 +152,7 @@ def test_a_tokenizer_makes_and_reads_the_tokens(mtfc: Mtfc, written: Path) -> No
         (("--temperature", "0"), "--temperature goes with --prompt"),
         (("--prompt", "a", "--temperature", "-1"), "expected a number from 0 on"),
     ],
-)
+)  # fmt: skip
 def test_errors(mtfc: Mtfc, written: Path, arguments: tuple[str, ...], message: str) -> None:
     outcome = mtfc("run", "lm.mtf", *arguments)
     assert (outcome.status, outcome.out) == (2, "")

@@ -144,24 +144,15 @@ def test_seeds(mtfc: Mtfc) -> None:
 ERRORS = {
     "E501": ({"params": b"no npz"}, "cannot read arrays: it is no NPZ file\n --> params.npz:1:1"),
     "E502": ({"data": {"X": arrays()["x"]}}, "data.npz has no array for input `labels`"),
-    "E503": (
-        {"data": {**arrays(), "x": np.zeros((4, 5), np.float32)}},
-        "input `x` is f32[batch: 4, io: 6], and its array in data.npz has shape [4, 5]\n  --> model.mtf:12:13",
-    ),
-    "E504": (
-        {"data": {**arrays(), "labels": np.zeros(4, np.float32)}},
-        "input `labels` is i32, and its array in data.npz is float32\n  --> model.mtf:12:32",
-    ),
+    "E503": ({"data": {**arrays(), "x": np.zeros((4, 5), np.float32)}},
+     "input `x` is f32[batch: 4, io: 6], and its array in data.npz has shape [4, 5]\n  --> model.mtf:12:13"),
+    "E504": ({"data": {**arrays(), "labels": np.zeros(4, np.float32)}},
+     "input `labels` is i32, and its array in data.npz is float32\n  --> model.mtf:12:32"),
     "E505": ({"params": {"W": W}}, "params.npz has an array `W`, which is no parameter\n --> params.npz:1:1"),
-    "E502 of a parameter": (
-        {"params": {"w": W}},
-        "params.npz has no array for parameter `bias`\n  --> model.mtf:14:9",
-    ),
-    "E506": (
-        {"data": {**arrays(2), "labels": arrays(3)["labels"]}},
-        "the inputs have different numbers of batches: 2 of `x`, 3 of `labels`",
-    ),
-}
+    "E502 of a parameter": ({"params": {"w": W}}, "params.npz has no array for parameter `bias`\n  --> model.mtf:14:9"),
+    "E506": ({"data": {**arrays(2), "labels": arrays(3)["labels"]}},
+     "the inputs have different numbers of batches: 2 of `x`, 3 of `labels`"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("code", ERRORS)

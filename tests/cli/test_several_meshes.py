@@ -232,19 +232,13 @@ def test_jax_trains_and_checkpoints_move_between_layouts(mtfc: Mtfc) -> None:
         (["run", "--layout", "two", "--mesh", "front"], "is a layout of several meshes: no --mesh"),
         (["run", "--layout", "two", "--memory", "1GiB"], "is a layout of several meshes: no --memory"),
         (["compile", "--layout", "two", "--emit", "hlo"], "--emit spmd, numpy or jax"),
-        (
-            ["compile", "--layout", "two", "--passes", "default"],
-            "not lowered by passes as a whole: no --passes",
-        ),
-        (
-            ["report", "--layout", "two", "--search", "1", "-o", "x.html"],
-            "--space meshes` finds those of several meshes",
-        ),
+        (["compile", "--layout", "two", "--passes", "default"], "not lowered by passes as a whole: no --passes"),
+        (["report", "--layout", "two", "--search", "1", "-o", "x.html"], "--space meshes` finds those of several meshes"),
         (["draw", "--layout", "two", "-o", "x.svg", "--array", "ww"], "no array `ww`: did you mean `w`?"),
         (["run", "--layout", "{ part x on front: {} }"], "only a layout that a .mtf file declares has parts"),
         (["run", "--layout", "tw"], "did you mean `two`?"),
     ],
-)
+)  # fmt: skip
 def test_other_options_are_refused(mtfc: Mtfc, arguments: list[str], message: str) -> None:
     Path("net.mtf").write_text(SOURCE)
     command, *options = arguments

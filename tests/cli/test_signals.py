@@ -240,17 +240,8 @@ sys.exit(main())
 
 def test_a_step_longer_than_the_time_of_grace_leaves_the_last_checkpoint(data: Any) -> None:
     options = (
-        "--data",
-        "slow_data:slow",
-        "--steps",
-        "9",
-        "--dir",
-        "run",
-        "--save-every",
-        "2",
-        "--grace",
-        "6",
-    )
+        "--data", "slow_data:slow", "--steps", "9", "--dir", "run", "--save-every", "2", "--grace", "6",
+    )  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     began = monotonic()
     ended = subprocess.run(

@@ -247,14 +247,8 @@ def test_micro_batches_and_given_parameters(mtfc: Mtfc, folder: Path) -> None:
     ("options", "message"),
     [
         (("--fresh", "--dir", "run", "--warm-start", "./run/"), "--warm-start ./run/ names them"),
-        (
-            ("--fresh", "--dir", "run", "--params", "run/checkpoints/3"),
-            "--params run/checkpoints/3 names them",
-        ),
-        (
-            ("--fresh", "--dir", "memory://b/run", "--params", "memory://b/run/"),
-            "--params memory://b/run/ names them",
-        ),
+        (("--fresh", "--dir", "run", "--params", "run/checkpoints/3"), "--params run/checkpoints/3 names them"),
+        (("--fresh", "--dir", "memory://b/run", "--params", "memory://b/run/"), "--params memory://b/run/ names them"),
         (("--steps", "2", "--epochs", "2"), "--steps and --epochs both say how long to train"),
         (("--epochs", "2"), "give --data, or --steps"),
         ((), "say with --steps how long to train"),
@@ -265,7 +259,7 @@ def test_micro_batches_and_given_parameters(mtfc: Mtfc, folder: Path) -> None:
         (("--data", "data.npz", "--log", "data.npz/log.jsonl"), "cannot write data.npz/log.jsonl"),
         (("--processes", "2"), "go together"),
     ],
-)
+)  # fmt: skip
 def test_wrong_options_are_refused(mtfc: Mtfc, options: tuple[str, ...], message: str) -> None:
     found = mtfc("train", "model.mtf", *options)
     assert found.status == 2, found

@@ -150,15 +150,10 @@ def test_layouts_agree_on_special_numbers(mtfc: Mtfc, folder: Path) -> None:
     ("backend", "pattern", "replacement", "what"),
     [
         ("numpy", r"np\.max\(x", "np.fmax.reduce(x", "output largest where x has a NaN"),
-        (
-            "numpy",
-            r"= gather\(table, ",
-            "= gather(table, 0 * ",
-            "output read where ids has indices out of range",
-        ),
+        ("numpy", r"= gather\(table, ", "= gather(table, 0 * ", "output read where ids has indices out of range"),
         ("jax", r"jnp\.max\(x", "jnp.nanmax(x", "output largest where x has a NaN"),
     ],
-)
+)  # fmt: skip
 def test_a_backend_that_loses_special_numbers_is_found(
     mtfc: Mtfc,
     folder: Path,

@@ -107,13 +107,8 @@ def test_edits_give_the_diagnostics_of_check(
 
 
 CASES = [
-    "E001_every_error_of_a_file",
-    "E101_one_error_each",
-    "E301_paper",
-    "W603_unused",
-    "E201_in_library",
-    "W601_in_library",
-]
+    "E001_every_error_of_a_file", "E101_one_error_each", "E301_paper", "W603_unused", "E201_in_library", "W601_in_library",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)

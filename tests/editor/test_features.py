@@ -309,11 +309,7 @@ model net(x: [batch, hidden]) {
         ("train net {\n  precision = { compute: |", ["bf16", "f32"], ["compute"]),
         ("model m(x: |", ["f32", "bf16", "i32"], ["batch"]),
         ("model m(x: f32[|", ["batch", "hidden"], ["f32", "rows"]),
-        (
-            "model m(x: [batch]) {\n  y = re|",
-            ["relu", "x", "nn.dense", "scaled", "batch", "training"],
-            ["step", "grid"],
-        ),
+        ("model m(x: [batch]) {\n  y = re|", ["relu", "x", "nn.dense", "scaled", "batch", "training"], ["step", "grid"]),
         ("model m(x: [batch]) {\n  y = nn.|", ["nn.dense", "nn.layer_norm"], ["relu"]),
         ("model m(x: [batch]) {\n  y = random.|", ["random.normal", "random.bernoulli"], ["relu"]),
         ("model m(x: [batch]) {\n  y = nn.dense[|", ["d_in =", "d_out ="], ["relu"]),
@@ -331,7 +327,7 @@ model net(x: [batch, hidden]) {
         ("hardware box = { link nvlink: { kind: |", ["switch", "ring", "torus"], ["batch"]),
         ("# batch |", [], ["batch"]),
     ],
-)
+)  # fmt: skip
 def test_completion(editor: Editor, text: str, there: list[str], absent: list[str]) -> None:
     uri = "untitled:completion"
     before, after = text.split("|")
@@ -463,39 +459,15 @@ MODEL = (
     ("text", "title", "changed", "to"),
     [
         (MODEL.format("  y = x + xx\n"), None, "xx", "x"),
-        (
-            MODEL.format("  y = relu(x)\n").replace("model m(x: [batch", "model m(x: [bathc"),
-            None,
-            "bathc",
-            "batch",
-        ),
+        (MODEL.format("  y = relu(x)\n").replace("model m(x: [batch", "model m(x: [bathc"), None, "bathc", "batch"),
         (MODEL.format("  y = nn.softmax(x, io)\n"), "Add `import nn`", "dim batch", "import nn\ndim batch"),
         (MODEL.format("  y = x + n\n"), "Write `cast(n, f32)`", "+ n\n", "+ cast(n, f32)\n"),
-        (
-            MODEL.format("  w = einsum(x, x)\n  y = w\n").replace("x, x)", "x, cast(n, f32))"),
-            None,
-            None,
-            None,
-        ),
-        (
-            MODEL.format("  y = x\n") + "layout l on grid = { batch: rows }\n",
-            "Pad `batch` to 8",
-            "batch = 6",
-            "batch = 8",
-        ),
+        (MODEL.format("  w = einsum(x, x)\n  y = w\n").replace("x, x)", "x, cast(n, f32))"), None, None, None),
+        (MODEL.format("  y = x\n") + "layout l on grid = { batch: rows }\n", "Pad `batch` to 8", "batch = 6", "batch = 8"),
         (MODEL.format("  z = x * 2\n  y = x\n"), "Remove the line", "  z = x * 2\n", ""),
-        (
-            MODEL.format("  z = x * 2\n  y = x\n"),
-            "Allow W603 on this line",
-            "x * 2\n",
-            "x * 2  # allow W603\n",
-        ),
-        (
-            MODEL.format("  y = x\n").replace("= 6", "= 8") + "layout l on grid = { io: row }\n",
-            "Write `rows`",
-            "io: row }",
-            "io: rows }",
-        ),
+        (MODEL.format("  z = x * 2\n  y = x\n"), "Allow W603 on this line", "x * 2\n", "x * 2  # allow W603\n"),
+        (MODEL.format("  y = x\n").replace("= 6", "= 8") + "layout l on grid = { io: row }\n", "Write `rows`", "io: row }",
+         "io: rows }"),
         (
             MODEL.format("  param w: [io] = ones()\n  y = x * w\n  loss = mean(y)\n")
             + "train m {\n  minimize loss\n  optimizer = sgd(learning_rate = 0.1)\n}\n",
@@ -504,18 +476,9 @@ MODEL = (
             "return y, loss",
         ),
         (MODEL.format("  y = x\n  y += 1.0\n"), "Write `y = y + 1.0`", "y += 1.0", "y = y + 1.0"),
-        (
-            MODEL.format("  y = x\n") + "layout l on grid = { parms: { batch: rows } }\n",
-            "Write `params`",
-            "parms",
-            "params",
-        ),
-        (
-            MODEL.format("  y = sum(x)\n") + "train m {\n  minimize y\n  optimizer = sgd(lr = 0.3)\n}\n",
-            "Write `learning_rate`",
-            "lr =",
-            "learning_rate =",
-        ),
+        (MODEL.format("  y = x\n") + "layout l on grid = { parms: { batch: rows } }\n", "Write `params`", "parms", "params"),
+        (MODEL.format("  y = sum(x)\n") + "train m {\n  minimize y\n  optimizer = sgd(lr = 0.3)\n}\n", "Write `learning_rate`",
+         "lr =", "learning_rate ="),
         (MODEL.format("  y = exp(n)\n"), "Write `cast(n, f32)`", "(n)", "(cast(n, f32))"),
         (
             MODEL.format("  y = x\n").replace("= 6", "= 8").replace(", cols: 2", "")
@@ -532,7 +495,7 @@ MODEL = (
             "",
         ),
     ],
-)
+)  # fmt: skip
 def test_quick_fixes(
     editor: Editor, text: str, title: str | None, changed: str | None, to: str | None
 ) -> None:

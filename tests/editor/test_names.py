@@ -26,19 +26,9 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.mtf"))
 LIBRARY = sorted((ROOT / "mtfc/std").glob("*.mtf"))
 
 WORDS = {
-    "step",
-    "any",
-    "params",
-    "optimizer",
-    "compute",
-    "reduce",
-    "loss_scale",
-    "precision",
-    "clip",
-    "average",
-    "accumulate",
+    "step", "any", "params", "optimizer", "compute", "reduce", "loss_scale", "precision", "clip", "average", "accumulate",
     "training",
-}
+}  # fmt: skip
 """Words of the language that are neither keywords nor names."""
 
 KEYWORDS_OF_CALLS = {name for each in BUILTINS.values() for name in each.keywords} | {

@@ -19,21 +19,8 @@ HERE = Span("random.mtf", 1, 1, 1, 1)
 
 # The second half are keywords elsewhere.
 NAMES = (
-    "x",
-    "h",
-    "w_1",
-    "batch",
-    "f32",
-    "A",
-    "model",
-    "dim",
-    "value",
-    "state",
-    "on",
-    "along",
-    "params",
-    "optimizer",
-)
+    "x", "h", "w_1", "batch", "f32", "A", "model", "dim", "value", "state", "on", "along", "params", "optimizer",
+)  # fmt: skip
 TWO_SIDED = ("+", "-", "*", "/", "//", "**", "<", "<=", ">", ">=", "==", "!=", "and", "or")
 
 JUNK = (

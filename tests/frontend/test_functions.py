@@ -57,11 +57,7 @@ INPUTS = "x: [batch, length, io], m: [io, hidden], s: [], n: i32[batch], h: bf16
         ("f[d](a: [..., d], d) -> [..., d]", "f(x, d = length)", "f32[batch, io, length]"),
         ("f[d](a: [..., d], d) -> [..., d]", "f(x)", "f32[batch, length, io]"),
         ("f(a: [..., batch]) -> [..., batch]", "f(x)", "f32[length, io, batch]"),
-        (
-            "f[c, d](a: [..., c], b: [c, d]) -> [..., c]",
-            "f(q, transpose(q -> [io, batch]))",
-            "f32[batch, io]",
-        ),
+        ("f[c, d](a: [..., c], b: [c, d]) -> [..., c]", "f(q, transpose(q -> [io, batch]))", "f32[batch, io]"),
         ("f[c](a: [..., c], b: [..., c]) -> [..., c]", "f(q, transpose(q -> [batch, io]))", "f32[io, batch]"),
         # dtypes
         ("f(a: any[...]) -> any[...]", "f(h)", "bf16[heads, io]"),
@@ -72,7 +68,7 @@ INPUTS = "x: [batch, length, io], m: [io, hidden], s: [], n: i32[batch], h: bf16
         ("f(a: []) -> []", "f(3)", "f32[]"),
         ("f(a) -> [...]", "f(3)", "f32[]"),
     ],
-)
+)  # fmt: skip
 def test_arguments_determine_the_dimensions_of_results(signature: str, call: str, type: str) -> None:
     body = "return sum(a, over = c)" if "sum_last" in call else "return a"
     call = call.replace("sum_last", "f")

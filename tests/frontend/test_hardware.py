@@ -256,12 +256,8 @@ def test_peak_figures_know_neither_small_kernels_nor_their_start(figures: str, i
 
 
 MEASURED = {
-    "two_layer": 10.19,
-    "digits": 4.366,
-    "soybean_mlp_8k": 6.686,
-    "transformer_lm": 21.37,
-    "llama": 44.66,
-}
+    "two_layer": 10.19, "digits": 4.366, "soybean_mlp_8k": 6.686, "transformer_lm": 21.37, "llama": 44.66,
+}  # fmt: skip
 """Milliseconds of steps on one H100, from docs/simulate.md: five of the ten steps that the machine's figures are fitted to."""
 
 

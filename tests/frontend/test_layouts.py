@@ -105,25 +105,13 @@ def test_layouts_are_selected_by_layout_and_mesh() -> None:
         ("batch:row", "grid", "E304", "mesh `grid` has no axis `row`", (7, 10)),
         ("{ btach: rows }", "grid", "E303", "unknown dimension `btach`", (3, 8)),
         ("batch:rows", None, "E307", "these rules need a mesh, and the file declares several", (1, 11)),
-        (
-            "batch: rows, 3",
-            "grid",
-            "E001",
-            "expected an entry such as `batch: rows`, found `3`",
-            (14, 15),
-        ),
-        (
-            "}; dim x = 2; layout y = {",
-            "grid",
-            "E312",
-            "expected one list of rules, and nothing else",
-            (1, 27),
-        ),
+        ("batch: rows, 3", "grid", "E001", "expected an entry such as `batch: rows`, found `3`", (14, 15)),
+        ("}; dim x = 2; layout y = {", "grid", "E312", "expected one list of rules, and nothing else", (1, 27)),
         (None, "rows:0", "E207", "`rows` has size 0, and the least possible is 1", (6, 7)),
         (None, "rows", "E307", "unknown mesh `rows`", (1, 5)),
         ("both", "line", "E304", "mesh `line` has no axis `rows`", None),
     ],
-)
+)  # fmt: skip
 def test_wrong_options(
     layout: str | None, mesh: str | None, code: str, message: str, columns: tuple[int, int] | None
 ) -> None:

@@ -57,22 +57,14 @@ SGD = ("minimize loss", "optimizer = sgd(0.1)")
         (["report=loss2, grad_norm"], (*SGD, "report loss2, grad_norm")),
         (["clip=1.0", "clip=2.0"], (*SGD, "clip = 2.0")),
         (["precision.compute=bf16"], (*SGD, "precision = { compute: bf16 }")),
-        (
-            ["precision={ params: bf16 }", "precision.compute=f16"],
-            (*SGD, "precision = { params: bf16, compute: f16 }"),
-        ),
+        (["precision={ params: bf16 }", "precision.compute=f16"], (*SGD, "precision = { params: bf16, compute: f16 }")),
         (["minimize=loss2"], ("minimize loss2", SGD[1])),
         (["optimizer.learning_rate=1e-3"], (SGD[0], "optimizer = sgd(learning_rate = 1e-3)")),
-        (
-            [" optimizer.learning_rate = 0.1 * 0.99 ** step"],
-            (SGD[0], "optimizer = sgd(learning_rate = 0.1 * 0.99 ** step)"),
-        ),
-        (
-            ["optimizer=adam(1e-3, beta1 = 0.5)", "optimizer.beta1=0.8", "accumulate=2"],
-            (SGD[0], "optimizer = adam(learning_rate = 1e-3, beta1 = 0.8)", "accumulate = 2"),
-        ),
+        ([" optimizer.learning_rate = 0.1 * 0.99 ** step"], (SGD[0], "optimizer = sgd(learning_rate = 0.1 * 0.99 ** step)")),
+        (["optimizer=adam(1e-3, beta1 = 0.5)", "optimizer.beta1=0.8", "accumulate=2"],
+         (SGD[0], "optimizer = adam(learning_rate = 1e-3, beta1 = 0.8)", "accumulate = 2")),
     ],
-)
+)  # fmt: skip
 def test_an_option_is_an_entry_of_the_block(settings: list[str], entries: tuple[str, ...]) -> None:
     by_option, errors = elaborated(source(*SGD), *settings)
     assert not errors

@@ -67,18 +67,12 @@ LIVE = (
 @pytest.mark.parametrize(
     "dead",
     [
-        "h = nn.dense[d_out = classes](x)",
-        "h = nn.dropout(x, 0.5)",
-        "h = noisy(noisy(x)) as named",
-        "h = 2.0",
-        "mul = x * 2",
-        "repeat layers { x = noisy(x) }",
-        "repeat layers { h = noisy(x); yield each = h; yield other = h * 2 }",
+        "h = nn.dense[d_out = classes](x)", "h = nn.dropout(x, 0.5)", "h = noisy(noisy(x)) as named", "h = 2.0", "mul = x * 2",
+        "repeat layers { x = noisy(x) }", "repeat layers { h = noisy(x); yield each = h; yield other = h * 2 }",
         "scan x_t = x along batch { yield h = nn.dropout(x_t, 0.5) }",
-        "values, indices = top_k(nn.dense[d_out = classes](x), classes -> best)",
-        "h = noisy(x); h_2 = h * h; h = h + h_2",
+        "values, indices = top_k(nn.dense[d_out = classes](x), classes -> best)", "h = noisy(x); h_2 = h * h; h = h + h_2",
     ],
-)
+)  # fmt: skip
 def test_a_dead_statement_changes_nothing(dead: str, place: int) -> None:
     """A dead statement changes no names of parameters, random numbers, loops and values, and no equation."""
     statements = [*LIVE[:place], dead, *LIVE[place:]]

@@ -129,12 +129,8 @@ def tower(rng: random.Random) -> str:
 
 
 REPEATED = (
-    "y{j} = y{i} + 1",
-    "dim d{i} = {j}",
-    "param p{i}: [] = zeros()",
-    "z{i} = x\nwatch z{i}",
-    "_{i} = x",
-)
+    "y{j} = y{i} + 1", "dim d{i} = {j}", "param p{i}: [] = zeros()", "z{i} = x\nwatch z{i}", "_{i} = x",
+)  # fmt: skip
 
 
 def axes(rng: random.Random) -> str:

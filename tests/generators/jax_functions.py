@@ -81,19 +81,8 @@ def replaced(shape: Shape, axis: int, *new: int) -> Shape:
 def pointwise(s: Statements) -> None:
     x = s.pick("f")
     unary = (
-        "exp",
-        "tanh",
-        "sin",
-        "cos",
-        "sqrt",
-        "abs",
-        "sign",
-        "square",
-        "negative",
-        "log1p",
-        "floor",
-        "log",
-    )
+        "exp", "tanh", "sin", "cos", "sqrt", "abs", "sign", "square", "negative", "log1p", "floor", "log",
+    )  # fmt: skip
     text = s.one((*(f"jnp.{each}({x.name})" for each in unary), f"jax.nn.relu({x.name})", f"jax.nn.gelu({x.name})", f"lax.rsqrt({x.name})",  # noqa: E501
                   f"{x.name} ** {s.one(('2', '3', '-1', '0.5', '1.5', '-0.5', '2.5'))}", f"jnp.clip({x.name}, -1.0, 1.0)",
                   f"jax.nn.sigmoid({x.name})", f"jnp.reciprocal({x.name})", f"lax.stop_gradient({x.name})"))  # fmt: skip

@@ -209,14 +209,10 @@ def _scalar(draw: Any, x: Term) -> str:
 
 
 OPTIMIZERS = (
-    "sgd(learning_rate = 0.25)",
-    "momentum(learning_rate = 0.25)",
-    "momentum(learning_rate = 0.125, momentum = 0.5)",
-    "adam(learning_rate = 0.25 / (step + 1))",
-    "adamw(learning_rate = 0.125)",
-    "adafactor(learning_rate = 0.25)",
+    "sgd(learning_rate = 0.25)", "momentum(learning_rate = 0.25)", "momentum(learning_rate = 0.125, momentum = 0.5)",
+    "adam(learning_rate = 0.25 / (step + 1))", "adamw(learning_rate = 0.125)", "adafactor(learning_rate = 0.25)",
     "own(1 / sqrt(step + 1), decay = 0.75)",
-)
+)  # fmt: skip
 OWN = """
 optimizer own(rate, decay = 0.5) (p: [..., last], g) {
   state trace = zeros_like(p)

@@ -32,20 +32,8 @@ from mtfc.compiler.ir.types import EVERY, FLOATS, ITEM_BYTES, Dim, Layout, Mesh,
 
 # Names that are also words of the text, or values of it.
 ODD_NAMES = (
-    "at",
-    "as",
-    "inf",
-    "nan",
-    "true",
-    "false",
-    "value",
-    "params",
-    "optimizer",
-    "layout",
-    "output",
-    "input",
-    "max",
-)
+    "at", "as", "inf", "nan", "true", "false", "value", "params", "optimizer", "layout", "output", "input", "max",
+)  # fmt: skip
 DIMS = tuple(Dim(name, 2 + i) for i, name in enumerate((*ODD_NAMES, "batch", "io", "d_model")))
 AXES = ("rows", "cols", "none", "step")
 WITHOUT_OPERANDS = ("constant", "full", "uniform", "range", "training")

@@ -142,18 +142,11 @@ def test_programs_that_differ_are_told_apart(edit: str) -> None:
     [
         ("neg %loop", "neg %lop", "line 38: %lop is not defined"),
         ("over=[hidden]", "over=[hiden]", "line 25: dimension `hiden` is not declared"),
-        (
-            "input %x:",
-            "input x:",
-            "line 20: cannot read `input x: f32[batch{rows}, io] at 11:17-11:34` from column 9 on",
-        ),
-        (
-            "layout {io: rows}\n}\n",
-            "layout {io: rows}\n",
-            "line 40: cannot read `output w = %w updates w layout {io: rows}` from column 44 on",
-        ),
+        ("input %x:", "input x:", "line 20: cannot read `input x: f32[batch{rows}, io] at 11:17-11:34` from column 9 on"),
+        ("layout {io: rows}\n}\n", "layout {io: rows}\n",
+         "line 40: cannot read `output w = %w updates w layout {io: rows}` from column 44 on"),
     ],
-)
+)  # fmt: skip
 def test_text_that_is_not_ir(old: str, new: str, message: str) -> None:
     with pytest.raises(ReadError) as error:
         read_program(LOWERED.replace(old, new, 1))

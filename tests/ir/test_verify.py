@@ -94,12 +94,8 @@ function step placed {
 """
 
 SOUND: dict[Level, str] = {
-    "global": GLOBAL,
-    "assigned": ASSIGNED,
-    "placed": PLACED,
-    "resharded": RESHARDED,
-    "lowered": LOWERED,
-}
+    "global": GLOBAL, "assigned": ASSIGNED, "placed": PLACED, "resharded": RESHARDED, "lowered": LOWERED,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("level", SOUND)
@@ -257,24 +253,17 @@ def test_a_region_has_a_scope_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "why"),
     [
-        (
-            "%z: f32[io] = add %y, %x",
-            "%z: f32[io] = sum %y over=[io]",
-            r"the type rule of sum infers f32\[\]",
-        ),
+        ("%z: f32[io] = add %y, %x", "%z: f32[io] = sum %y over=[io]", r"the type rule of sum infers f32\[\]"),
         ("loop %w, %w, %x", "loop %w, %x", "one operand for each argument"),
         ("loop %w, %w, %x", "loop %w, %w, %w", "sliced along batch, which must not be split"),
         ("carried %h", "sliced %h", "carried, then invariant, then sliced"),
         ("output h = %z updates h", "output h = %z", "update its carries"),
         ("%all: f32[batch, io] = loop", "%all: f32[io] = loop", "output all gives"),
         ("dim=batch", "dim=io", "sliced %x is f32\\[io\\], and its operand gives f32\\[batch\\]"),
-        (
-            "loop %w, %w, %x dim=batch reverse=false checkpoint=false",
-            "concat %w, %w, %x sources=[io, io, batch] target=io",
-            "op concat with 1 regions",
-        ),
+        ("loop %w, %w, %x dim=batch reverse=false checkpoint=false", "concat %w, %w, %x sources=[io, io, batch] target=io",
+         "op concat with 1 regions"),
     ],
-)
+)  # fmt: skip
 def test_a_loop_that_does_not_fit_its_region_is_named(old: str, new: str, why: str) -> None:
     assert old in LOOP
     with pytest.raises(VerifyError, match=why):

@@ -45,31 +45,19 @@ SHOWN: Mapping[str, Shown] = {
         {"x_1": "a"},
         {"batch": "a"},
     ),
-    "NaN in a maximum": Shown(
-        "f = lambda x: jnp.max(x, 1)\nargs = (normal(4, 8).at[1, 2].set(jnp.nan),)",
-        {"x_1": "a"},
-        {"batch": "a"},
-    ),
+    "NaN in a maximum": Shown("f = lambda x: jnp.max(x, 1)\nargs = (normal(4, 8).at[1, 2].set(jnp.nan),)", {"x_1": "a"},
+     {"batch": "a"}),
     "NaN in the maximum of updates": Shown(
         "f = lambda x: jax.ops.segment_max(x, np.arange(8) % 2, 2)\nargs = (normal(8, 8).at[1, 2].set(jnp.nan),)",
         {"batch": "a"},
         {"x_1": "a"},
     ),
-    "row of a whole array": Shown(
-        "f = lambda x, u: x.at[:-1].set(x[1:]).at[-1].set(u)\nargs = normal(16, 8), normal(8)",
-        {"x_0": "a"},
-        {"batch": "a"},
-    ),
-    "FFT over small parts": Shown(
-        "f = lambda x: jnp.fft.fft(x) + x\nargs = (normal(4, 4, 8).astype('complex64'),)",
-        {"x_2": "a"},
-        {"batch": "a"},
-    ),
-    "FFT of a gathered axis": Shown(
-        "f = lambda x: jnp.fft.fft2(x)\nargs = (normal(8, 8).astype('complex64'),)",
-        {"x_1": "a"},
-        {"batch": "a"},
-    ),
+    "row of a whole array": Shown("f = lambda x, u: x.at[:-1].set(x[1:]).at[-1].set(u)\nargs = normal(16, 8), normal(8)",
+     {"x_0": "a"}, {"batch": "a"}),
+    "FFT over small parts": Shown("f = lambda x: jnp.fft.fft(x) + x\nargs = (normal(4, 4, 8).astype('complex64'),)",
+     {"x_2": "a"}, {"batch": "a"}),
+    "FFT of a gathered axis": Shown("f = lambda x: jnp.fft.fft2(x)\nargs = (normal(8, 8).astype('complex64'),)", {"x_1": "a"},
+     {"batch": "a"}),
     "windows over pairs": Shown(
         "def larger(a, b):\n"
         "    return tuple(jnp.where(a[0] >= b[0], p, q) for p, q in zip(a, b))\n"
@@ -79,18 +67,10 @@ SHOWN: Mapping[str, Shown] = {
         {"x_1": "a"},
         {"batch": "a"},
     ),
-    "gradient of grouped filters": Shown(
-        CONVOLUTION.format(groups=8, inner=1),
-        {"batch": "a"},
-        {"channels": "a"},
-        {"a": 4, "b": 2},
-    ),
-    "split groups of batches": Shown(
-        CONVOLUTION.format(groups=2, inner=4),
-        {"channels_b": "a"},
-        {"batch": "a"},
-    ),
-}
+    "gradient of grouped filters": Shown(CONVOLUTION.format(groups=8, inner=1), {"batch": "a"}, {"channels": "a"},
+     {"a": 4, "b": 2}),
+    "split groups of batches": Shown(CONVOLUTION.format(groups=2, inner=4), {"channels_b": "a"}, {"batch": "a"}),
+}  # fmt: skip
 """Name of a fault -> the program that shows it."""
 
 

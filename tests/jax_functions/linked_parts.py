@@ -222,15 +222,9 @@ def _counted(x: Any, number: int, start: int, stride: int) -> list[Any]:
 
 
 MOVES: dict[str, Callable[[int], Iterator[Move]]] = {
-    "slice": slices,
-    "dynamic_slice": dynamic_slices,
-    "dynamic_update_slice": updates,
-    "pad": pads,
-    "split": splits,
-    "concatenate": concatenations,
-    "reshape": rows_and_columns,
-    "gather": gathers,
-}
+    "slice": slices, "dynamic_slice": dynamic_slices, "dynamic_update_slice": updates, "pad": pads, "split": splits,
+    "concatenate": concatenations, "reshape": rows_and_columns, "gather": gathers,
+}  # fmt: skip
 
 
 # drawn cases

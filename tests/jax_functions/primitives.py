@@ -337,23 +337,11 @@ BINARY: Mapping[str, Case] = {
 SHAPES: Mapping[str, Case] = {
     name: (function, (X,))
     for name, function in {
-        "reductions": lambda x: (
-            x.sum(0),
-            x.sum(),
-            x.max(1),
-            x.min(0),
-            jnp.prod(x, 1),
-            x.mean(1, keepdims=True),
-        ),
+        "reductions": lambda x: (x.sum(0), x.sum(), x.max(1), x.min(0), jnp.prod(x, 1), x.mean(1, keepdims=True)),
         "truths": lambda x: (jnp.any(x > 1, 0), jnp.all(x > -1, 1)),
         "arguments": lambda x: (jnp.argmax(x, 1), jnp.argmin(x, 0)),
         "variance": lambda x: (jnp.var(x, 0), jnp.linalg.norm(x, axis=1)),
-        "running": lambda x: (
-            jnp.cumsum(x, 1),
-            lax.cumsum(x, 0, reverse=True),
-            lax.cummax(x, 1),
-            jnp.cumprod(x, 0),
-        ),
+        "running": lambda x: (jnp.cumsum(x, 1), lax.cumsum(x, 0, reverse=True), lax.cummax(x, 1), jnp.cumprod(x, 0)),
         "sort": lambda x: (jnp.sort(x, 1), jnp.argsort(x, 0), lax.sort((x, -x), dimension=1, num_keys=1)),
         "median": lambda x: jnp.median(x, 1),
         "top_k": lambda x: lax.top_k(x, 3),
@@ -400,16 +388,9 @@ SHAPES: Mapping[str, Case] = {
             x.reshape(4, 2, 6).transpose(1, 0, 2).reshape(8, 6) * x,
         ),
         "tile": lambda x: jnp.tile(x, (2, 3)),
-        "iota": lambda x: (
-            x + jnp.arange(6) + lax.broadcasted_iota(jnp.float32, (8, 6), 0),
-            jnp.arange(6, dtype="uint8"),
-        ),
+        "iota": lambda x: (x + jnp.arange(6) + lax.broadcasted_iota(jnp.float32, (8, 6), 0), jnp.arange(6, dtype="uint8")),
         "constants": lambda x: (jnp.ones((3, 2)), jnp.zeros(()), jnp.full((8, 6), 2.0) + x, jnp.float32(3)),
-        "sum_of_repeated": lambda x: (
-            jnp.ones((4, 5)).sum(),
-            jnp.ones((4, 5)) @ jnp.ones((5, 2)),
-            jnp.ones(3).prod(),
-        ),
+        "sum_of_repeated": lambda x: (jnp.ones((4, 5)).sum(), jnp.ones((4, 5)) @ jnp.ones((5, 2)), jnp.ones(3).prod()),
         "arguments_as_results": lambda x: (x, x, x.T),
         "triangle": lambda x: jnp.tril(x) + jnp.triu(x @ x.T)[:, :6],
         "dynamic_slice": lambda x: (
@@ -435,24 +416,16 @@ SHAPES: Mapping[str, Case] = {
             lax.scan(lambda c, u: (lax.cond(u[0] > 0, lambda: c + u, lambda: c), c), x[0], x),
             jax.grad(lambda z: lax.cond(z.sum() > 0, lambda: jnp.sin(z), lambda: z).sum())(x),
         ),
-        "counted_while": lambda x: lax.while_loop(
-            lambda c: c[0] <= 6, lambda c: (c[0] + 2, c[1] * 0.5 + c[0]), (-1, x)
-        ),
+        "counted_while": lambda x: lax.while_loop(lambda c: c[0] <= 6, lambda c: (c[0] + 2, c[1] * 0.5 + c[0]), (-1, x)),
         "bounded_while": until_small,
-        "while_that_never_runs": lambda x: lax.while_loop(
-            lambda c: c[0] < 0, lambda c: (c[0] + 1, c[1] * 2), (0, x)
-        ),
-        "while_in_a_scan": lambda x: lax.scan(
-            lambda c, u: (until_small(u)[1] + c, c), jnp.zeros(x.shape[1:]), x
-        ),
+        "while_that_never_runs": lambda x: lax.while_loop(lambda c: c[0] < 0, lambda c: (c[0] + 1, c[1] * 2), (0, x)),
+        "while_in_a_scan": lambda x: lax.scan(lambda c, u: (until_small(u)[1] + c, c), jnp.zeros(x.shape[1:]), x),
         "while": lambda x: lax.while_loop(lambda c: c.sum() < 1e3, lambda c: c * 2 + 1, jnp.abs(x)),
         "closing_over": closing_over,
         "raising_branch": raising_branch,
         "over_axes": jax.vmap(over_axes, axis_name="rows"),
         "foreign": lambda x: SAME.bind(SWISH.bind(SAME.bind(x) @ x.T)),
-        "linear_call": lambda x: jax.custom_derivatives.linear_call(
-            lambda r, x: r * x, lambda r, t: r * t, x + 1, x
-        ),
+        "linear_call": lambda x: jax.custom_derivatives.linear_call(lambda r, x: r * x, lambda r, t: r * t, x + 1, x),
         "device_put": lambda x: jax.device_put((x, 2 * x)),
         "while_inside": ends_of_examples,
         "while_with_a_long_counter": lambda x: lax.while_loop(
@@ -462,9 +435,7 @@ SHAPES: Mapping[str, Case] = {
         "loop_backwards": loop_backwards,
         "counted": counted,
         "map": lambda x: lax.map(lambda r: r @ r, x),
-        "checkpoint": lambda x: jax.grad(lambda z: jnp.sum(jax.checkpoint(lambda u: jnp.sin(jnp.sin(u)))(z)))(
-            x
-        ),
+        "checkpoint": lambda x: jax.grad(lambda z: jnp.sum(jax.checkpoint(lambda u: jnp.sin(jnp.sin(u)))(z)))(x),
         "custom": lambda x: jax.grad(lambda z: jax.nn.relu(z).sum() + jnp.max(z))(x),
         "vmapped": jax.vmap(lambda r: jnp.dot(r, r)),
         "jitted": jax.jit(lambda x: jax.jit(lambda z: z + 1)(x) * 2),
@@ -476,7 +447,7 @@ SHAPES: Mapping[str, Case] = {
         ),
         "cholesky": lambda x: jnp.linalg.cholesky(x[:6] @ x[:6].T + 9 * jnp.eye(6)),
     }.items()
-}
+}  # fmt: skip
 
 INDICES: Mapping[str, Case] = {
     "counted_rows": (counted_rows, ((4, 3), (4, 3, 2), ((4,), "int32"))),
@@ -488,10 +459,7 @@ INDICES: Mapping[str, Case] = {
     "along_axis": (lambda t, i: jnp.take_along_axis(t, i, 1), ((8, 6), ((8, 3), "int32"))),
     "two_indices": (lambda t, i: t[i[:, 0], i[:, 1]], ((8, 6), ((8, 3), "int32"))),
     "gather_planes": (lambda t, i: t[i, :, i[::-1]] * 2, ((4, 6, 4), ((8,), "int32"))),
-    "gather_slices": (
-        lambda t, i: jax.vmap(lambda j: lax.dynamic_slice(t, (j, 0), (3, 6)))(i),
-        ((8, 6), ((4,), "int32")),
-    ),
+    "gather_slices": (lambda t, i: jax.vmap(lambda j: lax.dynamic_slice(t, (j, 0), (3, 6)))(i), ((8, 6), ((4,), "int32"))),
     "gather_own": (jax.vmap(lambda t, i: t[i[0], i[1]]), ((4, 8, 6), ((4, 3, 2), "int32"))),
     "gather_self": (lambda i: i[i, i[:, :1]] + i, (((8, 8), "int32"),)),
     "bytes": (bytes_of, (((4, 6), "uint8"),)),
@@ -499,87 +467,53 @@ INDICES: Mapping[str, Case] = {
     "matrices": (matrices, ((2, 9),)),
     "spectrum": (spectrum, ((2, 5, 2), (3, 2, 1))),
     "set_in_constants": (lambda x: jnp.full((4, 3), -1.0).at[:, 0].set(0.0).reshape(4, 3, 1) + x, ((3, 1),)),
-    "betainc": (
-        lambda x: jax.scipy.special.betainc(jnp.abs(x[:1]) + 1, 2.0, jax.nn.sigmoid(x)),
-        ((2, 3),),
-    ),
+    "betainc": (lambda x: jax.scipy.special.betainc(jnp.abs(x[:1]) + 1, 2.0, jax.nn.sigmoid(x)), ((2, 3),)),
     "complex": (lambda x: (jnp.abs(jnp.fft.fft(x, axis=1)), (x + 2j * x).real), ((4, 8),)),
-    "scan_of_bytes": (
-        lambda w, x: lax.scan(lambda c, u: (jnp.tanh(c @ u.astype(c.dtype)), u), x, w),
-        (((3, 4, 4), "int8"), (2, 4)),
-    ),
+    "scan_of_bytes": (lambda w, x: lax.scan(lambda c, u: (jnp.tanh(c @ u.astype(c.dtype)), u), x, w),
+     (((3, 4, 4), "int8"), (2, 4))),
     "ragged_dot": (ragged, ((2, 4, 4), (4, 4, 6), ((4,), "int32"))),
-    "ragged_dot_batches": (
-        ragged_batches,
-        ((2, 8, 4), (2, 4, 4, 6), (4, 4, 6), ((2, 4), "int32")),
-    ),
+    "ragged_dot_batches": (ragged_batches, ((2, 8, 4), (2, 4, 4, 6), (4, 4, 6), ((2, 4), "int32"))),
     "ragged_dot_of_one": (ragged, ((2, 4, 4), (1, 4, 2), ((1,), "int32"))),
-    "ragged_dot_of_pairs": (
-        lambda x, w, sizes: ragged(x, w.reshape(4, 4, 6), sizes.reshape(4)),
-        ((2, 4, 4), (2, 2, 4, 6), ((2, 2), "int32")),
-    ),
+    "ragged_dot_of_pairs": (lambda x, w, sizes: ragged(x, w.reshape(4, 4, 6), sizes.reshape(4)),
+     ((2, 4, 4), (2, 2, 4, 6), ((2, 2), "int32"))),
     "set_rows": (lambda t, i, u: t.at[jnp.argsort(i)[:4]].set(u), ((8, 6), ((8,), "int32"), (4, 6))),
-    "set_own": (
-        jax.vmap(lambda t, i, u: t.at[jnp.argsort(i)[:2]].set(u)),
-        ((4, 8, 6), ((4, 8), "int32"), (4, 2, 6)),
-    ),
+    "set_own": (jax.vmap(lambda t, i, u: t.at[jnp.argsort(i)[:2]].set(u)), ((4, 8, 6), ((4, 8), "int32"), (4, 2, 6))),
     "set_elements": (lambda t, i: t.at[i, 2].max(0.5), ((8, 6), ((8,), "int32"))),
-    "set_windows": (
-        lambda t, i: t.at[:, :, i[0]].multiply(2.0).at[i[1]].min(0.0),
-        ((4, 6, 8), ((2,), "int32")),
-    ),
+    "set_windows": (lambda t, i: t.at[:, :, i[0]].multiply(2.0).at[i[1]].min(0.0), ((4, 6, 8), ((2,), "int32"))),
     "added": (lambda t, i: t.at[i].add(1.5), ((10, 4), ((8,), "int32"))),
     "own_rows": (lambda t, i: t[i] @ t[i].T, ((8, 4), ((8,), "int32"))),
     "lookup_gradient": (lambda t, i: jax.grad(lambda z: (z[i] ** 2).sum())(t), ((10, 4), ((8, 3), "int32"))),
-    "along_gradient": (
-        lambda t, i: jax.grad(lambda z: (jnp.take_along_axis(z, i, 1) ** 2).sum())(t),
-        ((8, 6), ((8, 3), "int32")),
-    ),
+    "along_gradient": (lambda t, i: jax.grad(lambda z: (jnp.take_along_axis(z, i, 1) ** 2).sum())(t),
+     ((8, 6), ((8, 3), "int32"))),
     "segments": (lambda t, i: jax.ops.segment_sum(t, i, 4), ((8, 6), ((8,), "int32"))),
     "counts": (lambda i: jnp.bincount(i, length=5), (((8,), "int32"),)),
-}
+}  # fmt: skip
 
 WINDOWS: Mapping[str, Case] = {
     "conv": (conv, ((4, 8, 8, 3), (3, 3, 3, 8))),
     "conv_strided": (lambda x, w: conv(x, w, (2, 2)), ((4, 8, 8, 3), (3, 3, 3, 8))),
     "conv_valid": (lambda x, w: conv(x, w, (2, 1), "VALID"), ((4, 9, 8, 3), (3, 2, 3, 8))),
     "conv_dilated": (lambda x, w: conv(x, w, rhs_dilation=(2, 2)), ((4, 8, 8, 3), (3, 3, 3, 8))),
-    "conv_transposed": (
-        lambda x, w: lax.conv_transpose(x, w, (2, 2), "SAME"),
-        ((4, 4, 4, 3), (3, 3, 3, 8)),
-    ),
+    "conv_transposed": (lambda x, w: lax.conv_transpose(x, w, (2, 2), "SAME"), ((4, 4, 4, 3), (3, 3, 3, 8))),
     "conv_grouped": (lambda x, w: conv(x, w, feature_group_count=2), ((4, 6, 6, 4), (3, 3, 2, 8))),
     "conv_depthwise": (lambda x, w: conv(x, w, feature_group_count=4), ((4, 6, 6, 4), (3, 3, 1, 4))),
     "conv_batches": (lambda x, w: conv(x, w, batch_group_count=2), ((4, 6, 6, 4), (3, 3, 4, 8))),
-    "conv_gradients": (
-        lambda x, w: jax.grad(lambda a, b: (conv(a, b, (2, 2)) ** 2).sum(), (0, 1))(x, w),
-        ((4, 8, 8, 3), (3, 3, 3, 8)),
-    ),
-    "depthwise_gradients": (
-        lambda x, w: jax.grad(lambda a, b: (conv(a, b, feature_group_count=4) ** 2).sum(), (0, 1))(x, w),
-        ((4, 6, 6, 4), (3, 3, 1, 4)),
-    ),
-    "conv_1d": (
-        lambda x, w: lax.conv_general_dilated(x, w, (1,), "SAME", dimension_numbers=("NCH", "OIH", "NCH")),
-        ((4, 3, 8), (6, 3, 3)),
-    ),
+    "conv_gradients": (lambda x, w: jax.grad(lambda a, b: (conv(a, b, (2, 2)) ** 2).sum(), (0, 1))(x, w),
+     ((4, 8, 8, 3), (3, 3, 3, 8))),
+    "depthwise_gradients": (lambda x, w: jax.grad(lambda a, b: (conv(a, b, feature_group_count=4) ** 2).sum(), (0, 1))(x, w),
+     ((4, 6, 6, 4), (3, 3, 1, 4))),
+    "conv_1d": (lambda x, w: lax.conv_general_dilated(x, w, (1,), "SAME", dimension_numbers=("NCH", "OIH", "NCH")),
+     ((4, 3, 8), (6, 3, 3))),
     "residual": (lambda x, w: conv(jax.nn.relu(conv(x, w) + x), w) + x, ((4, 6, 6, 4), (3, 3, 4, 4))),
     "max_pool": (lambda x: pool(x, lax.max, -jnp.inf, 3, 2, "SAME"), ((4, 8, 8, 4),)),
     "sum_pool": (lambda x: pool(x, lax.add, 0.0, 2, 2, "VALID"), ((4, 8, 8, 4),)),
-    "max_pool_gradient": (
-        lambda x: jax.grad(lambda z: (pool(z, lax.max, -jnp.inf, 3, 2, "SAME") ** 2).sum())(x),
-        ((4, 8, 8, 4),),
-    ),
-    "max_pool_with_a_rest": (
-        lambda x: jax.grad(lambda z: (pool(z, lax.max, -jnp.inf, 3, 2, "VALID") ** 2).sum())(x),
-        ((4, 8, 8, 4),),
-    ),
-    "sum_pool_gradient": (
-        lambda x: jax.grad(lambda z: (pool(z, lax.add, 0.0, 3, 1, "SAME") ** 2).sum())(x),
-        ((4, 8, 8, 4),),
-    ),
+    "max_pool_gradient": (lambda x: jax.grad(lambda z: (pool(z, lax.max, -jnp.inf, 3, 2, "SAME") ** 2).sum())(x),
+     ((4, 8, 8, 4),)),
+    "max_pool_with_a_rest": (lambda x: jax.grad(lambda z: (pool(z, lax.max, -jnp.inf, 3, 2, "VALID") ** 2).sum())(x),
+     ((4, 8, 8, 4),)),
+    "sum_pool_gradient": (lambda x: jax.grad(lambda z: (pool(z, lax.add, 0.0, 3, 1, "SAME") ** 2).sum())(x), ((4, 8, 8, 4),)),
     "resize": (lambda x: jax.image.resize(x, (4, 12, 12, 4), "bilinear"), ((4, 6, 6, 4),)),
-}
+}  # fmt: skip
 
 RANDOM: Mapping[str, Case] = {
     "uniform": (lambda k: jax.random.uniform(k, (8, 6)), ("key",)),

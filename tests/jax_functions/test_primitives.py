@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -49,14 +50,22 @@ def assert_same(found: list[Any], expected: list[Any], what: str) -> None:
         np.testing.assert_allclose(*wide, rtol=3e-5, atol=3e-5, err_msg=what)
 
 
-def prepared(name: str) -> tuple[ImportedProgram, Arrays, list[Any]]:
-    """Return a case's program, its arguments and the results of JAX."""
+@cache
+def imported(name: str) -> tuple[ImportedProgram, tuple[Any, ...]]:
+    """Return a case's program, and arguments of its function."""
     function, specs = CASES[name]
     random = np.random.default_rng(3)
     args = tuple(drawn(spec, random) for spec in specs)
+    return mtfc.from_jax(function, *args, parameters=()), args
+
+
+@cache
+def prepared(name: str) -> tuple[ImportedProgram, Arrays, list[Any]]:
+    """Return a case's program, its arguments and the results of JAX."""
+    program, args = imported(name)
+    function, _ = CASES[name]
     by_jax = function if name in UNCOMPILED else jax.jit(function)
     expected = [data(x) for x in jax.tree.leaves(by_jax(*args))]
-    program = mtfc.from_jax(function, *args, parameters=())
     return program, program_arguments(program, args), expected
 
 
@@ -72,28 +81,11 @@ def test_primitive(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "ragged_dot_batches",
-        "ragged_dot_of_one",
-        "ragged_dot_of_pairs",
-        "switch",
-        "long_branches",
-        "while_inside",
-        "closing_over",
-        "matrices",
-        "spectrum",
-        "betainc",
-        "linear_call",
-        "foreign",
-        "over_axes",
-        "counted_rows",
-        "sparse",
-        "approx_top_k",
-        "top_k_of_bytes",
-        "largest_of_windows",
-        "bits_of_widths",
-        "split",
+        "ragged_dot_batches", "ragged_dot_of_one", "ragged_dot_of_pairs", "switch", "long_branches", "while_inside",
+        "closing_over", "matrices", "spectrum", "betainc", "linear_call", "foreign", "over_axes", "counted_rows", "sparse",
+        "approx_top_k", "top_k_of_bytes", "largest_of_windows", "bits_of_widths", "split",
     ],
-)
+)  # fmt: skip
 def test_no_device_computes_the_whole(name: str) -> None:
     assert not prepared(name)[0].coverage().opaque
 

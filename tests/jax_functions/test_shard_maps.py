@@ -64,22 +64,16 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "in a scan": lambda x, w: lax.scan(lambda c, _: (product(c, w) / 100, c.sum()), x, None, length=3),
     "ring": ring,
     "nested": nested,
-    "part of a ring": lambda x, w: on_mesh(
-        lambda x: lax.ppermute(x, "b", [(0, 1), (2, 3)]), P("b", "a"), P("b", "a")
-    )(x),
+    "part of a ring": lambda x, w: on_mesh(lambda x: lax.ppermute(x, "b", [(0, 1), (2, 3)]), P("b", "a"), P("b", "a"))(x),
     "places": lambda x, w: on_mesh(
         lambda x: x + lax.axis_index("a") * 10 + lax.axis_index("b"), P(("b", "a"), None), P(("b", "a"), None)
     )(x),
-    "all to all": lambda x, w: on_mesh(
-        lambda x: lax.all_to_all(x, "b", 1, 0, tiled=True), P("b", None), P("b", None)
-    )(x),
+    "all to all": lambda x, w: on_mesh(lambda x: lax.all_to_all(x, "b", 1, 0, tiled=True), P("b", None), P("b", None))(x),
     "reduce-scatter": lambda x, w: on_mesh(
         lambda x: lax.psum_scatter(x, "b", scatter_dimension=0, tiled=True), P("a", "b"), P(("a", "b"), None)
     )(x),
-    "means": lambda x, w: on_mesh(
-        lambda x: (lax.pmean(x, "a"), lax.pmax(x, ("a", "b"))), P("a", "b"), (P(None, "b"), P())
-    )(x),
-}
+    "means": lambda x, w: on_mesh(lambda x: (lax.pmean(x, "a"), lax.pmax(x, ("a", "b"))), P("a", "b"), (P(None, "b"), P()))(x),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from jax import lax
 
 import mtfc
 from mtfc.driver.jax_functions.xla_faults import FAULTS, Fault
-from tests.command_server import Started, server
+from tests.command_server import Started
 from tests.harness import AMPLE
 from tests.jax_functions.fault_program import SHOWN, plan_of
 
@@ -36,19 +35,12 @@ def environment() -> dict[str, str]:
     return {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The socket of a server that has imported JAX."""
-    with server(tmp_path_factory.mktemp("server"), "jax", environment()) as place:
-        yield place
-
-
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_fault_shows_with_the_jax_at_hand(fault: Fault, place: Path, tmp_path: Path) -> None:
+def test_fault_shows_with_the_jax_at_hand(fault: Fault, jax_server: Path, tmp_path: Path) -> None:
     """Under innocent rules the program is right. A fault that is gone leaves the table."""
     is_seen = jax.__version__ in fault.seen
     which = ["innocent", *(["rules"] if is_seen else [])]
-    child = Started(place, ["-c", PROGRAM, fault.name, *which], tmp_path, environment(), 300)
+    child = Started(jax_server, ["-c", PROGRAM, fault.name, *which], tmp_path, environment(), 300)
     out, err = child.communicate()
     assert out.split()[:1] == ["right"], err
     found = "ended" if child.returncode == ENDED else out.split()[-1]
@@ -96,18 +88,9 @@ X, U = np.ones((8, 16), "float32"), np.ones((8, 1), "float32")
         lambda x: jnp.tanh(x.at[:, 1:].set(x[:, :-1])).at[:, 3].set(1.0),
     ],
     ids=[
-        "softmax",
-        "log_softmax",
-        "logsumexp",
-        "gradient",
-        "argmax",
-        "integers",
-        "other",
-        "start",
-        "row",
-        "tanh",
+        "softmax", "log_softmax", "logsumexp", "gradient", "argmax", "integers", "other", "start", "row", "tanh",
     ],
-)
+)  # fmt: skip
 def test_neighbours_are_innocent(function: Any) -> None:
     assert faults(function, X, rules={"x_1": "a"}) == []
 

@@ -90,26 +90,14 @@ CASES: dict[str, tuple[Network, Sent]] = {
         ),
         [("permute", ("a",), 4 * 2 * 2 * 4)] * 2 + [("all_reduce", ("b",), 4 * 4 * 16)],
     ),
-    "feed-forward: one sum": (
-        layer("nn.feed_forward[d_ff = ff](x)", "batch: a, ff: b"),
-        [ALL_REDUCE_B],
-    ),
-    "gated feed-forward: one sum": (
-        layer("nn.swiglu[d_ff = ff](x)", "batch: a, ff: b"),
-        [ALL_REDUCE_B],
-    ),
-    "layer normalization along a split dimension: mean, then variance": (
-        layer("nn.layer_norm(x)", "batch: a, d: b"),
-        [("all_reduce", ("b",), 2 * 8)] * 2,
-    ),
-    "batch normalization: mean, then variance, of each channel": (
-        layer("nn.batch_norm(x)", "batch: a, d: b"),
-        [("all_reduce", ("a",), 8)] * 2,
-    ),
-    "softmax along a split dimension: maxima, then sums": (
-        layer("nn.softmax(x)", "batch: a, d: b"),
-        [("all_reduce", ("b",), 2 * 8)] * 2,
-    ),
+    "feed-forward: one sum": (layer("nn.feed_forward[d_ff = ff](x)", "batch: a, ff: b"), [ALL_REDUCE_B]),
+    "gated feed-forward: one sum": (layer("nn.swiglu[d_ff = ff](x)", "batch: a, ff: b"), [ALL_REDUCE_B]),
+    "layer normalization along a split dimension: mean, then variance": (layer("nn.layer_norm(x)", "batch: a, d: b"),
+     [("all_reduce", ("b",), 2 * 8)] * 2),
+    "batch normalization: mean, then variance, of each channel": (layer("nn.batch_norm(x)", "batch: a, d: b"),
+     [("all_reduce", ("a",), 8)] * 2),
+    "softmax along a split dimension: maxima, then sums": (layer("nn.softmax(x)", "batch: a, d: b"),
+     [("all_reduce", ("b",), 2 * 8)] * 2),
     "recurrent layer: the hidden state of the step before": (
         layer("rnn.lstm[hidden = heads](x)", "batch: a, heads: b", "batch, length, heads"),
         [("all_gather", ("b",), 2 * 2)],
@@ -176,7 +164,7 @@ CASES: dict[str, tuple[Network, Sent]] = {
         ),
         [("permute", ("a",), 4 * 16)] * 2,
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)

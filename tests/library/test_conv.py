@@ -13,12 +13,8 @@ from tests.library.networks import Network, agrees
 
 IMAGE = {"batch": 2, "height": 8, "width": 8, "c": 4, "f": 6, "k3": 3, "k5": 5, "tall": 4, "wide": 4}
 VOLUME = {"batch": 2, "depth": 3, "height": 4, "width": 6, "shallow": 2, "wide": 4} | {
-    "k1": 1,
-    "k2": 2,
-    "k3": 3,
-    "c": 2,
-    "f": 4,
-}
+    "k1": 1, "k2": 2, "k3": 3, "c": 2, "f": 4,
+}  # fmt: skip
 SPATIAL = "height: a, tall: a, width: b, wide: b"
 
 
@@ -93,14 +89,10 @@ def test_same_and_valid_padding() -> None:
           means = conv.avg_pool2d[out_height = tall, out_width = wide, k_height = k3, k_width = k2](x, same = true)
         """,
         outputs={
-            "even": "batch, height, width, f",
-            "half": "batch, tall, wide, f",
-            "far": "batch, one, once, f",
-            "valid": "batch, low, narrow, f",
-            "most": "batch, tall, wide, c",
-            "means": "batch, tall, wide, c",
+            "even": "batch, height, width, f", "half": "batch, tall, wide, f", "far": "batch, one, once, f",
+            "valid": "batch, low, narrow, f", "most": "batch, tall, wide, c", "means": "batch, tall, wide, c",
         },
-    )
+    )  # fmt: skip
 
     def expected(x: Any, **p: Any) -> dict[str, Any]:
         def convolved(name: str, stride: int, padding: str) -> Any:
@@ -232,14 +224,10 @@ def test_transposed() -> None:
           ](z)
         """,
         outputs={
-            "up": "batch, height, width, f",
-            "even": "batch, height, f",
-            "far": "batch, long, f",
-            "tiles": "batch, height, f",
-            "same": "batch, tall, f",
-            "volume": "batch, deep, height, wide, f",
+            "up": "batch, height, width, f", "even": "batch, height, f", "far": "batch, long, f", "tiles": "batch, height, f",
+            "same": "batch, tall, f", "volume": "batch, deep, height, wide, f",
         },
-    )
+    )  # fmt: skip
 
     def expected(x: Any, y: Any, z: Any, **p: Any) -> dict[str, Any]:
         strides = {"even": 2, "far": 3, "tiles": 2, "same": 1}
@@ -278,14 +266,10 @@ def test_pooling() -> None:
           most = conv.global_max_pool2d(x)
         """,
         outputs={
-            "line": "batch, tall, c",
-            "largest": "batch, tall, wide, c",
-            "average": "batch, height, width, c",
-            "tiles": "batch, tall, wide, c",
-            "mean": "batch, c",
-            "most": "batch, c",
+            "line": "batch, tall, c", "largest": "batch, tall, wide, c", "average": "batch, height, width, c",
+            "tiles": "batch, tall, wide, c", "mean": "batch, c", "most": "batch, c",
         },
-    )
+    )  # fmt: skip
 
     def expected(x: Any, y: Any) -> dict[str, Any]:
         around = [(1, 1), (1, 1)]

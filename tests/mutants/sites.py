@@ -21,20 +21,10 @@ from mtfc.compiler.ir.core import Program
 
 COLLECTIVES = frozenset(
     [
-        "psum",
-        "pmax",
-        "pmin",
-        "all_gather",
-        "reduce_scatter",
-        "all_to_all",
-        "permute",
-        "shift_shards",
-        "flip_shards",
-        "interleave_shards",
-        "local_slice",
-        "unreduce",
+        "psum", "pmax", "pmin", "all_gather", "reduce_scatter", "all_to_all", "permute", "shift_shards", "flip_shards",
+        "interleave_shards", "local_slice", "unreduce",
     ]
-)
+)  # fmt: skip
 CALLS = COLLECTIVES | {"axis_index", "gather"}
 FUNCTIONS = frozenset(form.name for form in FORMS.values())
 SITE, SLICE = "__site__", "__slice__"

@@ -37,53 +37,20 @@ FOLDERS = ("mtfc/compiler/passes", "mtfc/compiler/ir/ops", "mtfc/backends/common
 PASSES = ("tests/passes", "tests/test_communication.py")
 EXACT = ("tests/properties/test_exact.py",)
 TESTS = {
-    "mtfc/compiler/passes/autodiff": (
-        *PASSES,
-        "tests/properties/test_loops.py",
-        "tests/test_micro_batches.py",
-        "tests/test_loss_scaling.py",
-        "tests/test_parameter_averages.py",
-        "tests/test_wide_sums.py",
-        *EXACT,
-        "tests/backends/test_value_and_grad.py",
-    ),
-    "mtfc/compiler/passes/partition": (
-        *PASSES,
-        "tests/properties/test_pending_sums.py",
-        "tests/test_pending_factors.py",
-        "tests/properties/test_passes.py",
-        *EXACT,
-    ),
-    "mtfc/compiler/passes/spatial": (
-        *PASSES,
-        "tests/test_halos.py",
-        "tests/properties/test_spatial.py",
-    ),
-    "mtfc/compiler/passes": (
-        *PASSES,
-        "tests/test_training_flag.py",
-        "tests/properties/test_passes.py",
-        *EXACT,
-    ),
-    "mtfc/compiler/ir/ops": (
-        "tests/ir",
-        *PASSES,
-        "tests/backends/test_op_gradients.py",
-        "tests/backends/test_dtypes.py",
-        "tests/test_diagnostics.py",
-        "tests/test_halos.py",
-        "tests/backends/test_interpreter.py",
-        *EXACT,
-        "tests/backends/test_jax_backend.py::test_ops",
-    ),
+    "mtfc/compiler/passes/autodiff": (*PASSES, "tests/properties/test_loops.py", "tests/test_micro_batches.py",
+     "tests/test_loss_scaling.py", "tests/test_parameter_averages.py", "tests/test_wide_sums.py", *EXACT,
+     "tests/backends/test_value_and_grad.py"),
+    "mtfc/compiler/passes/partition": (*PASSES, "tests/properties/test_pending_sums.py", "tests/test_pending_factors.py",
+     "tests/properties/test_passes.py", *EXACT),
+    "mtfc/compiler/passes/spatial": (*PASSES, "tests/test_halos.py", "tests/properties/test_spatial.py"),
+    "mtfc/compiler/passes": (*PASSES, "tests/test_training_flag.py", "tests/properties/test_passes.py", *EXACT),
+    "mtfc/compiler/ir/ops": ("tests/ir", *PASSES, "tests/backends/test_op_gradients.py", "tests/backends/test_dtypes.py",
+     "tests/test_diagnostics.py", "tests/test_halos.py", "tests/backends/test_interpreter.py", *EXACT,
+     "tests/backends/test_jax_backend.py::test_ops"),
     "mtfc/compiler/ir": ("tests/ir", *PASSES, "tests/test_ir_api.py", *EXACT),
-    "mtfc/backends": (
-        "tests/backends/test_emitter.py",
-        "tests/backends/test_checks.py",
-        "tests/backends/test_numpy_backend.py",
-        *EXACT,
-    ),
-}
+    "mtfc/backends": ("tests/backends/test_emitter.py", "tests/backends/test_checks.py", "tests/backends/test_numpy_backend.py",
+     *EXACT),
+}  # fmt: skip
 """Folder -> the tests that concern its files, the fastest first. A longer path comes before a shorter one."""
 
 

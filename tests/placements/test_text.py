@@ -57,15 +57,10 @@ def test_operators_that_are_not_named_are_whole_on_device_0() -> None:
     [
         ("dense", "logit: {} on [0]", "E317", "the model has no operator `logit`"),
         ("dense", "loss: { classes: 2 } on [0, 1]", "E319", "operator `loss` cannot be split in `classes`"),
-        (
-            "attention",
-            "weights: { memory: 2 } on [0, 1]",
-            "E319",
-            "operator `weights` cannot be split in `memory`",
-        ),
+        ("attention", "weights: { memory: 2 } on [0, 1]", "E319", "operator `weights` cannot be split in `memory`"),
         ("convolutions", "y_3: { h2: 2 } on [0, 1]", "E319", "operator `y_3`: shift needs `h2` whole"),
     ],
-)
+)  # fmt: skip
 def test_illegal_configurations_of_operators_are_refused(
     name: str, entry: str, code: str, message: str
 ) -> None:

@@ -33,15 +33,10 @@ PIECES = (
 )
 LOOPS = ("repeat layers", "repeat blocks", "repeat layers checkpoint", "repeat blocks checkpoint")
 RULES = (
-    "batch: rows",
-    "batch: (rows, cols)",
-    "batch: rows, hidden: cols",
-    "hidden: (cols, rows)",
-    "batch: rows, params: { *: cols }",
-    "batch: rows, params: { hidden: cols }, optimizer: { hidden: () }",
-    "hidden: rows, optimizer: { *: cols }",
-    "batch: cols, params: { layers: rows }",
-)
+    "batch: rows", "batch: (rows, cols)", "batch: rows, hidden: cols", "hidden: (cols, rows)",
+    "batch: rows, params: { *: cols }", "batch: rows, params: { hidden: cols }, optimizer: { hidden: () }",
+    "hidden: rows, optimizer: { *: cols }", "batch: cols, params: { layers: rows }",
+)  # fmt: skip
 SETTINGS = (
     "",
     "accumulate = 2",

@@ -14,19 +14,12 @@ from mtfc.driver.verification.exact_cases import exact_cases
 from tests.harness import load
 
 LAYERS = (
-    "h = h + einsum(relu(einsum(h, w -> [batch, time, e])), v -> [batch, time, d])",
-    "h = h * (1.0 + scale) + memory",
-    "h = nn.layer_norm(h) + 0.5 * h",
-    "h = nn.dropout(h, rate = 0.25)",
-    "h = where(keep, h, 0.5 * h)",
-    "total = 0.5 * total + mean(h * h)",
-    "count = count * 1.5\n    h = h + 0.1 * count",
-    "side = side + mean(h -> [batch, d])\n    h = h + 0.1 * side",
-    "h = h + cumsum(h, over = time) * 0.1",
-    "yield seen = mean(h -> [batch, d])",
-    "yield sums = sum(h)",
-    "h = h + shared",
-)
+    "h = h + einsum(relu(einsum(h, w -> [batch, time, e])), v -> [batch, time, d])", "h = h * (1.0 + scale) + memory",
+    "h = nn.layer_norm(h) + 0.5 * h", "h = nn.dropout(h, rate = 0.25)", "h = where(keep, h, 0.5 * h)",
+    "total = 0.5 * total + mean(h * h)", "count = count * 1.5\n    h = h + 0.1 * count",
+    "side = side + mean(h -> [batch, d])\n    h = h + 0.1 * side", "h = h + cumsum(h, over = time) * 0.1",
+    "yield seen = mean(h -> [batch, d])", "yield sums = sum(h)", "h = h + shared",
+)  # fmt: skip
 """Lines that a layer may have."""
 
 ENDS = (

@@ -42,18 +42,10 @@ SUMS = (
 """Statements with sums over hidden units."""
 
 OTHERS = (
-    "nn.layer_norm(x)",
-    "nn.dropout(x, rate = 0.5)",
-    "tanh(x)",
-    "rename(nn.dense[d_out = out](x), out -> io)",
-    "x - mean(x, over = batch)",
-    "shift(x, length)",
-    "shift(x, batch)",
-    "cumsum(x, over = length)",
-    "x * max(x, over = length)",
-    "x + sum(x, over = [batch, length])",
-    "where(x > mean(x, over = io), x, 0.5 * x)",
-)
+    "nn.layer_norm(x)", "nn.dropout(x, rate = 0.5)", "tanh(x)", "rename(nn.dense[d_out = out](x), out -> io)",
+    "x - mean(x, over = batch)", "shift(x, length)", "shift(x, batch)", "cumsum(x, over = length)",
+    "x * max(x, over = length)", "x + sum(x, over = [batch, length])", "where(x > mean(x, over = io), x, 0.5 * x)",
+)  # fmt: skip
 
 LOOPS = ("", "repeat layers", "repeat layers checkpoint")
 ENTRIES = ("", "clip = 1.0", "accumulate = 2", "precision = { params: f32, compute: bf16 }")

@@ -23,13 +23,8 @@ from tests.program_equality import same_program
 from tests.properties.campaign import FEW_EXAMPLES, holds_for
 
 READ_BACK = {
-    "elaboration",
-    "differentiate",
-    "assign-layouts",
-    "place-reductions",
-    "insert-reshards",
-    "combine-collectives",
-}
+    "elaboration", "differentiate", "assign-layouts", "place-reductions", "insert-reshards", "combine-collectives",
+}  # fmt: skip
 """Programs of each level and form that the IR has; the passes between them change nothing that the text shows."""
 
 

@@ -20,8 +20,8 @@ def _check(text: str, hardware: Hardware, storage: bool, most: int | None = None
     check_bounds(module.programs[0], module.layouts[0].mesh, hardware, storage, most)
 
 
-def test_a_broadcast_parameter_is_not_stored_like_its_result() -> None:
-    text = """\
+PROGRAMS = {
+    "a broadcast parameter is not stored like its result": (TORUS, True, None, """\
 dim io = 1
 dim hidden = 4
 dim length = 8
@@ -33,13 +33,9 @@ model m(x: [hidden]) {
   y = sum(floor(broadcast(w -> [hidden, length, io])) + 0.0 * x, over = length)
   return y
 }
-"""
-    _check(text, TORUS, storage=True)
-
-
-def test_a_sum_that_is_needed_as_a_later_use_is_split_is_scattered() -> None:
-    """`maximum` runs in the layout of the rename after it, so each shard needs only its part of the sum."""
-    text = """\
+"""),
+    # `maximum` runs in the layout of the rename after it, so each shard needs only its part of the sum.
+    "a sum that is needed as a later use is split is scattered": (SLOW_LINKS, False, None, """\
 dim batch = 4
 dim io = 4
 mesh grid = [rows: 4]
@@ -48,13 +44,9 @@ model m(x: i32[batch, io]) {
   y = rename(maximum(einsum(x, x -> [batch]), 32), batch -> io)
   return y
 }
-"""
-    _check(text, SLOW_LINKS, storage=False)
-
-
-def test_a_gradient_may_reuse_a_buffer_that_was_split_otherwise() -> None:
-    """The carry of the gradient's loop is whole. The gradient overwrites it, and is split as the parameter is stored."""
-    text = """\
+"""),
+    # The carry of the gradient's loop is whole. The gradient overwrites it, and is split as the parameter is stored.
+    "a gradient may reuse a buffer that was split otherwise": (SLOW_LINKS, True, None, """\
 dim io = 8
 dim times = 3
 mesh grid = [cols: 2]
@@ -74,13 +66,9 @@ train m {
   minimize loss
   optimizer = adam(learning_rate = 0.1)
 }
-"""
-    _check(text, SLOW_LINKS, storage=True)
-
-
-def test_the_reader_of_a_dot_of_several_operands_may_reuse_its_buffer() -> None:
-    """The binary dots leave the dimensions in the order of the difference."""
-    text = """\
+"""),
+    # The binary dots leave the dimensions in the order of the difference.
+    "the reader of a dot of several operands may reuse its buffer": (SLOW_LINKS, False, None, """\
 dim batch = 3
 dim io = 6
 mesh grid = [rows: 3]
@@ -91,13 +79,9 @@ model m(y: [batch, io]) {
   z = sum(h, over = batch)
   return z
 }
-"""
-    _check(text, SLOW_LINKS, storage=False)
-
-
-def test_sums_that_take_no_time_have_a_bound() -> None:
-    """A route costs nothing at one stop, and does not reach another."""
-    text = """\
+"""),
+    # A route costs nothing at one stop, and does not reach another.
+    "sums that take no time have a bound": (SLOW_LINKS, False, 6, """\
 dim batch = 5
 dim io = 4
 dim hidden = 1
@@ -136,13 +120,9 @@ model m(x: f64[length, batch, hidden], y: f64[], z: f64[length, batch], u: i32[h
   h6 = einsum(window(0.125 * h2, hidden -> [d3, d4], stride = 3, dilation = 1, padding = (2, 0)), filter2 -> [d3])
   return y, h6
 }
-"""
-    _check(text, SLOW_LINKS, storage=False, most=6)
-
-
-def test_a_pad_may_read_a_part_of_a_whole_array() -> None:
-    """`pad` follows the rename of its result, so each shard reads its part of `h`; the minimum reads all of `h`."""
-    text = """\
+"""),
+    # `pad` follows the rename of its result, so each shard reads its part of `h`; the minimum reads all of `h`.
+    "a pad may read a part of a whole array": (SLOW_LINKS, False, None, """\
 dim batch = 2
 dim io = 1
 dim wide = 2
@@ -154,13 +134,9 @@ model m(x: [batch, io]) {
   least = min(h)
   return least, y
 }
-"""
-    _check(text, SLOW_LINKS, storage=False)
-
-
-def test_an_array_gathered_for_windows_may_be_stored_only_whole() -> None:
-    """Eight columns in 5 windows are never partitioned, so they are gathered and whole."""
-    text = """\
+"""),
+    # Eight columns in 5 windows are never partitioned, so they are gathered and whole.
+    "an array gathered for windows may be stored only whole": (SLOW_LINKS, False, None, """\
 dim io = 8
 dim kernel = 3
 dim two = 2
@@ -175,12 +151,8 @@ model m(x: [io]) {
   y = einsum(h, v -> [windows, two])
   return y
 }
-"""
-    _check(text, SLOW_LINKS, storage=False)
-
-
-def test_a_parameter_that_leaves_a_loop_as_it_is_stored() -> None:
-    text = """\
+"""),
+    "a parameter that leaves a loop as it is stored": (TORUS, True, None, """\
 dim batch = 2
 dim io = 2
 dim hidden = 2
@@ -193,13 +165,9 @@ model m(x: f32[batch, io]) {
   }
   return ws
 }
-"""
-    _check(text, TORUS, storage=True)
-
-
-def test_a_parameter_that_an_update_follows_is_not_gathered() -> None:
-    """In the backward pass a dot reads `p`, and only the update uses the dot: it is computed where `p` is stored."""
-    text = """\
+"""),
+    # In the backward pass a dot reads `p`, and only the update uses the dot: it is computed where `p` is stored.
+    "a parameter that an update follows is not gathered": (SLOW_LINKS, True, None, """\
 dim batch = 2
 dim io = 4
 mesh grid = [rows: 2, cols: 2]
@@ -219,13 +187,9 @@ train m {
   minimize loss
   optimizer = sgd(learning_rate = 0.1)
 }
-"""
-    _check(text, SLOW_LINKS, storage=True)
-
-
-def test_a_gradient_that_no_storage_scatters_is_not_gathered() -> None:
-    """`v` has one element. The sum over `split` is completed once, and nothing is gathered under any storage."""
-    text = """\
+"""),
+    # `v` has one element. The sum over `split` is completed once, and nothing is gathered under any storage.
+    "a gradient that no storage scatters is not gathered": (SLOW_LINKS, True, None, """\
 dim io = 2
 dim hidden = 4
 dim split = 2
@@ -247,13 +211,9 @@ train m {
   optimizer = sgd(learning_rate = 0.25)
   clip = 4.0
 }
-"""
-    _check(text, SLOW_LINKS, storage=True)
-
-
-def test_no_halos_along_a_dimension_that_loops_run_along() -> None:
-    """The array stays whole, however its windows are split."""
-    text = """\
+"""),
+    # The array stays whole, however its windows are split.
+    "no halos along a dimension that loops run along": (SLOW_LINKS, False, None, """\
 dim batch = 2
 dim time = 4
 dim windows = 4
@@ -267,13 +227,9 @@ model m(x: f64[time, batch]) {
   loss = mean(square(max(window(y, time -> [windows, kernel], padding = (0, 1)), over = [kernel])))
   return loss
 }
-"""
-    _check(text, SLOW_LINKS, storage=False)
-
-
-def test_dots_that_become_equal_when_binarized_are_stored_once() -> None:
-    """Both dots contract `y z` first, and then they are equal."""
-    text = """\
+"""),
+    # Both dots contract `y z` first, and then they are equal.
+    "dots that become equal when binarized are stored once": (TORUS, False, None, """\
 dim batch = 64
 dim io = 4
 dim mid = 4
@@ -288,13 +244,9 @@ model m(x: [batch, io], y: [io, mid], z: [mid, hidden]) {
   r = einsum(p, a -> [mid, hidden]) + einsum(q, b -> [mid, hidden])
   return r
 }
-"""
-    _check(text, TORUS, storage=False)
-
-
-def test_a_sum_that_a_loop_stacks_is_scattered_where_what_makes_it_needs_it_whole() -> None:
-    """The reshape has `batch` whole, and the stack splits it: each shard needs only its part of the sum."""
-    text = """\
+"""),
+    # The reshape has `batch` whole, and the stack splits it: each shard needs only its part of the sum.
+    "a sum that a loop stacks is scattered where what makes it needs it whole": (SLOW_LINKS, False, None, """\
 dim batch = 3
 dim hidden = 6
 dim d0 = 2
@@ -309,16 +261,11 @@ model m(y: f64[d0, hidden, batch]) {
   total = sum(kept, over = [d0, d2, batch])
   return total
 }
-"""
-    _check(text, SLOW_LINKS, storage=False)
-
-
-def test_a_sum_that_is_completed_over_one_axis_may_go_on_over_another() -> None:
-    """If `rows` splits `d0` and `io`, the sum of `x` is scattered over `rows` before it is summed along `d1`.
-
-    Over `cols` it is completed with the loss.
-    """
-    text = """\
+"""),
+    # If `rows` splits `d0` and `io`, the sum of `x` is scattered over `rows` before it is summed along `d1`.
+    #
+    # Over `cols` it is completed with the loss.
+    "a sum that is completed over one axis may go on over another": (SLOW_LINKS, False, None, """\
 dim batch = 6
 dim io = 4
 dim d0 = 2
@@ -331,13 +278,9 @@ model m(x: f64[batch, io]) {
   loss = sum(sum(b, over = [d1]) -> []) + 0.5 * sum(p)
   return loss
 }
-"""
-    _check(text, SLOW_LINKS, storage=False)
-
-
-def test_sums_over_micro_batches_are_held_as_parameters_are_stored() -> None:
-    """Parameters arrive as they are stored, so neither sums nor parameters are whole during the step."""
-    text = """
+"""),
+    # Parameters arrive as they are stored, so neither sums nor parameters are whole during the step.
+    "sums over micro batches are held as parameters are stored": (SLOW_LINKS, True, None, """
     dim batch = 8; dim d = 8; dim hidden = 16; dim layers = 3
     mesh grid = [one: 2, other: 2]
     layout main = { batch: one }
@@ -351,8 +294,15 @@ def test_sums_over_micro_batches_are_held_as_parameters_are_stored() -> None:
       return loss
     }
     train m { minimize loss; optimizer = momentum(learning_rate = 0.5); accumulate = 3 }
-    """
-    _check(text, SLOW_LINKS, storage=True)
+    """),
+}  # fmt: skip
+"""Reason -> machine, whether storage varies, the number of layouts that are checked, and the text of a program."""
+
+
+@pytest.mark.parametrize("reason", PROGRAMS)
+def test_no_layout_costs_less_than_its_bound(reason: str) -> None:
+    hardware, storage, most, text = PROGRAMS[reason]
+    _check(text, hardware, storage, most)
 
 
 LATENT = attrs.evolve(SLOW_LINKS, name="latent", links=(Link("net", "switch", (), Rate.constant(1e12), 1.0),))

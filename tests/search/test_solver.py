@@ -241,7 +241,7 @@ def test_an_interrupted_search_has_the_best_so_far(reports: int) -> None:
     assert bound <= problem.cost(network.restore(choices))
 
 
-@pytest.mark.parametrize("seconds", [1.0, 2.5])
+@pytest.mark.parametrize("seconds", [0.5, 1.5])
 def test_the_time_limit_is_kept(seconds: float) -> None:
     """A busy machine adds no time of the processor. The loops are compiled before, as compiling cannot be interrupted."""
     searched(chain(30, 3), 2)

@@ -60,14 +60,10 @@ def test_all_go_on_together() -> None:
     [
         ((True, "", 7), Stopped, None),
         ((False, END, 7), StopIteration, None),
-        (
-            (False, "has failed: the disk is full", 7),
-            OthersFailed,
-            "process 1 of 2 has failed: the disk is full",
-        ),
+        ((False, "has failed: the disk is full", 7), OthersFailed, "process 1 of 2 has failed: the disk is full"),
         ((False, "", 8), UsageError, "other items on process 1 than on process 0"),
     ],
-)
+)  # fmt: skip
 def test_the_word_of_another_process_ends_this_one(
     vote: tuple[Any, ...], error: type[Exception], message: str | None
 ) -> None:

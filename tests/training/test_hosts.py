@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ import pytest
 from mtfc.driver.errors import ENVIRONMENT, INTERRUPTED, OK, USAGE, UsageError
 from mtfc.driver.training.hosts import Hosts, absent_processes
 from tests import xla
-from tests.command_server import Started, server
+from tests.command_server import Started
 from tests.training.object_store import ROOT
 
 MODEL = """
@@ -42,28 +42,19 @@ train small {
 SECONDS = 60
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The socket of a server that has imported JAX. All its processes share compiled functions."""
-    folder = tmp_path_factory.mktemp("server")
-    kept = {"JAX_COMPILATION_CACHE_DIR": str(folder), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    with server(folder, "jax", {**environment(), **kept}) as place:
-        yield place
-
-
-def write_files(folder: Path, place: Path) -> Path:
+def write_files(folder: Path, jax_server: Path) -> Path:
     """Write the model, data, and a link to the server."""
     (folder / "small.mtf").write_text(MODEL)
     random = np.random.default_rng(0)
     for name, rows in (("data", 80), ("test", 32)):
         np.savez(folder / f"{name}.npz", **{x: random.standard_normal((rows, 8), np.float32) for x in "xy"})
-    (folder / "server").symlink_to(place)
+    (folder / "server").symlink_to(jax_server)
     return folder
 
 
 @pytest.fixture
-def files(tmp_path: Path, place: Path) -> Path:
-    return write_files(tmp_path, place)
+def files(tmp_path: Path, jax_server: Path) -> Path:
+    return write_files(tmp_path, jax_server)
 
 
 SOON = """
@@ -164,9 +155,9 @@ def curve(folder: Path) -> list[float]:
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory, place: Path) -> list[float]:
+def reference(tmp_path_factory: pytest.TempPathFactory, jax_server: Path) -> list[float]:
     """The losses of twelve steps on one process."""
-    folder = write_files(tmp_path_factory.mktemp("alone"), place)
+    folder = write_files(tmp_path_factory.mktemp("alone"), jax_server)
     alone(folder, "--steps", "12", "--dir", "run")
     return curve(folder / "run")
 

@@ -10,7 +10,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import pytest
 
 from mtfc.driver.data.array_files import RECORD, About, newest_checkpoint, read_array
 from tests import xla
-from tests.command_server import Started, server
+from tests.command_server import Started
 from tests.training.object_store import ROOT
 
 KILLS = int(os.environ.get("KILLS", "5"))
@@ -69,8 +69,9 @@ STORE = "shop://bucket/"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, jax_server: Path) -> Path:
     folder = tmp_path_factory.mktemp("kill")
+    (folder / "jax").symlink_to(jax_server)
     (folder / "small.mtf").write_text(MODEL)
     numbers = np.random.default_rng(0)
     for name, rows in (("data", 100), ("more", 70), ("test", 32)):
@@ -79,21 +80,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def place(folder: Path) -> Iterator[Path]:
-    """The socket of a server that has imported JAX."""
-    with server(folder, "jax", environment(folder)) as place:
-        yield place
-
-
 def environment(folder: Path) -> dict[str, str]:
-    """Return an environment in which all runs share compiled functions, also the functions that compile quickly."""
     return {
         **os.environ,
         "XLA_FLAGS": " ".join(xla.QUICK_FLAGS),
         "PYTHONPATH": str(Path(__file__).parents[2]),
-        "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "XDG_CACHE_HOME": str(folder / "cache"),
         ROOT: str(folder),
     }

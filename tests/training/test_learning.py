@@ -12,17 +12,9 @@ import pytest
 from tests.training.commands import EXAMPLES, figures, imported, mtfc, options, python
 
 TEXT_SIZES = {
-    "batch": 16,
-    "length": 128,
-    "vocab": 256,
-    "d_model": 64,
-    "heads": 4,
-    "d_k": 16,
-    "d_ff": 128,
-    "layers": 2,
-    "experts": 8,
+    "batch": 16, "length": 128, "vocab": 256, "d_model": 64, "heads": 4, "d_k": 16, "d_ff": 128, "layers": 2, "experts": 8,
     "groups": 16,
-}
+}  # fmt: skip
 STEPS = 40
 
 EVERY = pytest.mark.skipif("EVERY_LAYOUT" not in os.environ, reason="it trains for a minute: make examples")

@@ -221,58 +221,37 @@ def batches():
 
 ERRORS: dict[str, tuple[str, str]] = {
     "raises": (RAISING, RAISED.format(line=14, inner=9)),
-    "exits": (
-        "def batches():\n    raise SystemExit(1)\n    yield",
-        "user_batches:batches raised SystemExit: 1\n  user_batches.py:7 in batches: raise SystemExit(1)",
-    ),
-    "needs an argument": (
-        "def batches(folder):\n    return []",
-        "user_batches:batches raised TypeError: batches() missing 1 required positional argument: 'folder'",
-    ),
+    "exits": ("def batches():\n    raise SystemExit(1)\n    yield",
+     "user_batches:batches raised SystemExit: 1\n  user_batches.py:7 in batches: raise SystemExit(1)"),
+    "needs an argument": ("def batches(folder):\n    return []",
+     "user_batches:batches raised TypeError: batches() missing 1 required positional argument: 'folder'"),
     "ends": (
         "def batches():\n    return [item(0)] * 3",
         "user_batches:batches ends after 3 batches, and training needs more: give fewer --steps, or let the function"
         " start over",
     ),
     "is empty": ("def batches():\n    return []", "user_batches:batches gives no batch"),
-    "returns no iterable": (
-        "def batches():\n    return 3",
-        "user_batches:batches returns an int; expected an iterable of dicts",
-    ),
-    "returns nothing": (
-        "def batches():\n    pass",
-        "user_batches:batches returns None; expected an iterable of dicts",
-    ),
-    "gives tuples": (
-        "def batches():\n    return [(1, 2)]",
-        "item 1 of user_batches:batches is a tuple; expected a dict with an array for each input: `labels`, `scale`, `x`",
-    ),
-    "lacks a name": (
-        "def batches():\n    return [item(0), {'x': item(0)['x'], 'label': 3, 'scale': [1, 2, 3]}]",
-        "E502: item 2 of user_batches:batches has no array for input `labels`",
-    ),
-    "gives a wrong shape": (
-        "def batches():\n    return [item(0, 7)]",
-        "E503: input `x` is f32[batch: 8, io: 3], and its array in item 1 of user_batches:batches has shape [7, 3]",
-    ),
-    "gives a ragged list": (
-        "def batches():\n    return [{**item(0), 'x': [[1], [1, 2]]}]",
-        "item 1 of user_batches:batches raised ValueError: setting an array element with a sequence.",
-    ),
-    "gives a wrong kind": (
-        "def batches():\n    return [{**item(0), 'labels': np.zeros(8)}]",
-        "E504: input `labels` is i32, and its array in item 1 of user_batches:batches is float64",
-    ),
-    "gives an index out of range": (
-        "def batches():\n    return [{**item(0), 'labels': np.full(8, 300)}]",
-        "E504: input `labels` takes numbers from 0 to 299, and item 1 of user_batches:batches has 300",
-    ),
+    "returns no iterable": ("def batches():\n    return 3",
+     "user_batches:batches returns an int; expected an iterable of dicts"),
+    "returns nothing": ("def batches():\n    pass", "user_batches:batches returns None; expected an iterable of dicts"),
+    "gives tuples": ("def batches():\n    return [(1, 2)]",
+     "item 1 of user_batches:batches is a tuple; expected a dict with an array for each input: `labels`, `scale`, `x`"),
+    "lacks a name": ("def batches():\n    return [item(0), {'x': item(0)['x'], 'label': 3, 'scale': [1, 2, 3]}]",
+     "E502: item 2 of user_batches:batches has no array for input `labels`"),
+    "gives a wrong shape": ("def batches():\n    return [item(0, 7)]",
+     "E503: input `x` is f32[batch: 8, io: 3], and its array in item 1 of user_batches:batches has shape [7, 3]"),
+    "gives a ragged list": ("def batches():\n    return [{**item(0), 'x': [[1], [1, 2]]}]",
+     "item 1 of user_batches:batches raised ValueError: setting an array element with a sequence."),
+    "gives a wrong kind": ("def batches():\n    return [{**item(0), 'labels': np.zeros(8)}]",
+     "E504: input `labels` is i32, and its array in item 1 of user_batches:batches is float64"),
+    "gives an index out of range": ("def batches():\n    return [{**item(0), 'labels': np.full(8, 300)}]",
+     "E504: input `labels` takes numbers from 0 to 299, and item 1 of user_batches:batches has 300"),
     "has a state that is no JSON": (
         with_state("{'i': {1}}", "0"),
         "get_state of user_batches:batches returns a state that JSON cannot store (Object of type set is not JSON"
         " serializable); expected numbers, text, lists and dicts, or bytes",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ERRORS)
@@ -282,43 +261,25 @@ def test_an_error_is_a_message(written: Callable[..., DataSource], kind: str) ->
 
 
 LOADING: dict[str, tuple[str, str | None, str]] = {
-    "no module": (
-        "lost_batches:batches",
-        None,
-        "lost_batches:batches: no module lost_batches in this directory or installed, and no file lost_batches",
-    ),
-    "a file": (
-        "lost_batches.py:batches",
-        None,
-        "lost_batches.py:batches: a module has no .py in its name; write lost_batches:batches",
-    ),
-    "no function": (
-        "user_batches:batch",
-        "def batches():\n    pass",
-        "user_batches:batch: the module user_batches has no function batch",
-    ),
-    "no function but a value": (
-        "user_batches:batches",
-        "batches = 3",
-        "user_batches:batches: batches is an int; expected a function that returns batches",
-    ),
+    "no module": ("lost_batches:batches", None,
+     "lost_batches:batches: no module lost_batches in this directory or installed, and no file lost_batches"),
+    "a file": ("lost_batches.py:batches", None,
+     "lost_batches.py:batches: a module has no .py in its name; write lost_batches:batches"),
+    "no function": ("user_batches:batch", "def batches():\n    pass",
+     "user_batches:batch: the module user_batches has no function batch"),
+    "no function but a value": ("user_batches:batches", "batches = 3",
+     "user_batches:batches: batches is an int; expected a function that returns batches"),
     "a module that raises": (
         "user_batches:batches",
         "raise RuntimeError('not today')",
         "importing user_batches raised RuntimeError: not today\n"
         "  user_batches.py:6 in <module>: raise RuntimeError('not today')",
     ),
-    "a module with a wrong syntax": (
-        "user_batches:batches",
-        "def batches(:",
-        "importing user_batches raised SyntaxError: invalid syntax",
-    ),
-    "a module that needs another": (
-        "user_batches:batches",
-        "import lost_package.part",
-        "user_batches needs the module lost_package, which is not installed",
-    ),
-}
+    "a module with a wrong syntax": ("user_batches:batches", "def batches(:",
+     "importing user_batches raised SyntaxError: invalid syntax"),
+    "a module that needs another": ("user_batches:batches", "import lost_package.part",
+     "user_batches needs the module lost_package, which is not installed"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", LOADING)
