@@ -3,6 +3,7 @@
 examples:
   mtfc search model.mtf --target h100 --devices 64 -o best.mtf      find the best plan, and write it
   mtfc search model.mtf --target tpu_v2                     for all processors of a machine
+  mtfc search model.mtf --target h100 --devices 8 --memory 40GiB       find a plan for half of the memory
   mtfc search model.mtf --mesh "rows:16;cols:32" --target tpu_v2
   mtfc search model.mtf --target tpu_v2 --axes-names data,model
   mtfc search model.mtf --mesh grid --why-not "batch:rows"  also print the cost of this rule, by line
@@ -36,7 +37,7 @@ OPTIONS = f"""{program()}
   --objective time|serial|memory|bytes    minimize the simulated step (time), its time without overlap (serial), the memory, or
                          the bytes that a device sends if no work is repeated (bytes) (default: time, with --space
                          tiling serial, kcuts bytes)
-  --budget SECONDS       time limit of the search (default: 60)
+  --budget SECONDS       time limit of the search, in its own CPU seconds (default: 60)
   --why-not RULES        also compare the result with the best layout that has these rules, by line
   --what-if              also search, each in a fifth of the budget, with 1 GiB more memory, twice the network, twice the
                          batch, and twice and half the devices
@@ -46,6 +47,7 @@ choice of the processors:
   --devices N            number of devices, for meshes of any shape
   --mesh NAME|SHAPE      a declared mesh, or a shape; `one` is a single device
   --target HW            the machine (default: the first that FILE declares, else {DEFAULT_TARGET})
+  --memory SIZE          the memory of a device, such as 40GiB, in place of the machine's
   --axes N               most axes of a mesh (default: 3)
   --axes-names A,B       names of the axes, the outermost first; a mesh has at most as many axes (default: x,y,z)
 

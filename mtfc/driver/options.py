@@ -245,7 +245,8 @@ class SearchOptions(FileOptions):
     """The options of a search. None leaves a choice to the file or to the machine.
 
     objective: None for the first that the space has. budget: seconds. axes: the most axes of a mesh. why_not: rules, or
-    configurations of operators, to compare with the result. what_if: True to search again with other resources.
+    configurations of operators, to compare with the result. what_if: True to search again with other resources. The memory of
+    the choice is that of a device, in place of the machine's.
     """
 
     target: str | None = None

@@ -22,6 +22,7 @@ from mtfc.compiler.search.pricer import LayoutPricer
 from mtfc.compiler.search.usual_layouts import batch_dims
 from mtfc.frontend.layouts.layout_text import rules_text
 from mtfc.reports.step_report import seconds_text
+from mtfc.reports.table import count_text
 
 KINDS = 4
 """The most plans of other kinds that are shown."""
@@ -109,8 +110,10 @@ class PlanFigures:
             f"{lane} {seconds_text(busy)} for {bytes_text(self.sent.get(lane, 0))}"
             for lane, busy in self.step.busy.items()
         ]
+        peak = [f"{count_text(int(device.rate(each).peak))} in {each}" for each in sorted(self.step.dtypes)]
+        peaks = f" ({', '.join(peak)})" if peak else ""
         found = {
-            "Step": [seconds_text(seconds), f"{self.step.utilisation:.1%} of the peak FLOP/s", *rates],
+            "Step": [seconds_text(seconds), f"{self.step.utilisation:.1%} of the peak FLOP/s{peaks}", *rates],
             f"Memory of {bytes_text(int(device.memory)) if device.memory < inf else 'a device'}": kinds,
             "Links in use": links,
             "Idle in a pipeline": [f"{share:.1%} along {loop}" for loop, share in self.bubbles.items()],

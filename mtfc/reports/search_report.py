@@ -19,6 +19,7 @@ from mtfc.compiler.search.found import IN_BYTES, Ending, Found, Objective, Plan,
 from mtfc.compiler.search.global_layouts.layout_space import space_of
 from mtfc.compiler.search.idle_axes import all_rules, idle_axes, without_axes
 from mtfc.compiler.search.pricer import LayoutPricer
+from mtfc.compiler.search.usual_layouts import batch_dims
 from mtfc.frontend.layouts.layout_text import PartText, layout_text, mesh_text, rules_text
 from mtfc.meshes.multi_mesh_step import MultiMeshStep
 from mtfc.placements.declarations import placement_text
@@ -178,12 +179,17 @@ class LayoutSearchResult:
             f"overlaps with independent computation. {COMPARED[self.objective]}"
         ]
         if (limit := found.layout.forms.recompute) and limit not in RECOMPUTED:
-            notes.append(f"note: this layout fits with `recompute: {limit}`, which computes values again")
+            limit = limit if isinstance(limit, str) else bytes_text(limit)
+            notes.append(
+                f"note: this layout fits into {limit} because the backward pass computes values again"
+            )
         training = self.program.training
         if training is not None and training.accumulate > 1:
-            notes.append(
-                f"note: a step has {training.accumulate} micro-batches, `accumulate = {training.accumulate}`"
-            )
+            batch = [
+                f"--dim {dim.name}={dim.size} " for dim in batch_dims(self.program.function("forward"))[:1]
+            ]
+            options = f"`{''.join(batch)}--set accumulate={training.accumulate}`"
+            notes.append(f"note: a step has {training.accumulate} micro-batches: {options}")
         if (reason := why_whole(self)) is not None:
             notes.append(f"note: nothing is split: {reason}")
         if self.fewer is not None:

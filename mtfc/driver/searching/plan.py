@@ -67,16 +67,16 @@ def _with_micro_batches(search: LayoutSearch) -> tuple[LayoutSearch, float]:
     """
     task, best, least, training = search.task, _usual(search), inf, search.finder.program.training
     accumulate = 1 if training is None else training.accumulate
-    if accumulate > 1 or best == inf:
+    if accumulate > 1 or best[0] == inf:
         least = search.finder.least(task.meshes[0]) if accumulate == 1 else 0.0
         for other in _micro_batched(task, accumulate):
-            if process_time() > task.until and best < inf:
+            if process_time() > task.until and best[0] < inf:
                 break
             found = LayoutSearch.of(other)
             least = least or found.finder.least(task.meshes[0])
-            if (seconds := _usual(found)) < best:
-                search, best = found, seconds
-            elif best < inf:
+            if (usual := _usual(found)) < best:
+                search, best = found, usual
+            elif best[0] < inf:
                 break
     return search, least
 
@@ -91,11 +91,12 @@ def _nearest(search: LayoutSearch) -> str:
     return f"; the nearest is {plan_text(mesh, layout)}, and {help}"
 
 
-def _usual(search: LayoutSearch) -> float:
-    """Return the value of the best usual layout that fits; infinite if none does."""
+def _usual(search: LayoutSearch) -> tuple[float, float]:
+    """Return the value of the best usual layout that fits, infinite if none does, and the least memory of all."""
     finder, room = search.finder, room_on(search.finder.pricer.hardware, search.finder.objective)
-    prices = (finder.pricer(*each) for each in (*search.others.values(), *search.known))
-    return min((value_of(each, finder.objective) for each in prices if each.tiled <= room), default=inf)
+    prices = [finder.pricer(*each) for each in (*search.others.values(), *search.known)]
+    fitting = (value_of(each, finder.objective) for each in prices if each.tiled <= room)
+    return min(fitting, default=inf), min(each.tiled for each in prices)
 
 
 def _micro_batched(task: SearchTask, accumulate: int) -> Iterator[SearchTask]:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from mtfc.compiler.cost.hardware import Hardware
 from mtfc.driver.errors import UsageError, say
+from mtfc.driver.loading.memory_limit import bytes_in
 from mtfc.driver.loading.selection import Selection, say_left_out, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.loading.target import check_room, machine_of, target_of
@@ -137,7 +139,8 @@ def search(options: SearchOptions, sources: Sources, exports: bool = False) -> S
     An interrupt ends the search with the best result so far; it raises `KeyboardInterrupt` only if nothing was found.
     """
     check_options(options, exports)
-    space = SPACES[options.space]
+    space, memory = SPACES[options.space], options.choice.memory
+    options = attrs.evolve(options, choice=attrs.evolve(options.choice, memory=None))
     has_all = not space.has_one_layout
     selection = select(options.file, options.choice, sources, every_layout=has_all, skip_illegal=has_all)
     if not space.is_declared:
@@ -147,6 +150,7 @@ def search(options: SearchOptions, sources: Sources, exports: bool = False) -> S
             "`mtfc cost` and `mtfc simulate --layout NAME` show such layouts",
         )
     hardware = _machine(options, space, selection, sources)
+    hardware = hardware if memory is None else _with_memory(hardware, memory)
     options = attrs.evolve(options, objective=options.objective or space.objectives[0])
     meshes = _meshes(options, space, selection, hardware)
     started = process_time()
@@ -178,3 +182,15 @@ def _machine(options: SearchOptions, space: SearchedSpace, selection: Selection,
     target = options.target or declared or DEFAULT_TARGET
     find = target_of if space.has_meshes else machine_of
     return find(target, selection.hardware, sources)
+
+
+def _with_memory(machine: Machine, memory: str) -> Machine:
+    """Return the machine with other memory on each device. Raises `UsageError`."""
+    if not isinstance(machine, Hardware):
+        raise UsageError(
+            "--memory takes a machine with equal devices: write the memory of each into the file of the machine"
+        )
+    try:
+        return attrs.evolve(machine, device=attrs.evolve(machine.device, memory=float(bytes_in(memory))))
+    except ValueError as error:
+        raise UsageError(f"--memory: {error}") from None
