@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
+from time import process_time
 from typing import Any
 
 import attrs
@@ -25,6 +26,7 @@ from mtfc.compiler.search.pricer import LayoutPricer, of_layers
 from mtfc.compiler.search.repeated_layers import RepeatedLayers, shortened_program
 from mtfc.driver.jax_functions.imported_program import ImportedProgram
 from mtfc.driver.jax_functions.plan import machine
+from mtfc.driver.searching.layouts import LayoutFinder
 from tests.jax_functions.models import array
 
 LAYERS = 9
@@ -75,6 +77,14 @@ def remembering(x: Any, layers: Any) -> Any:
         found.append(jnp.tanh(x @ p["up"]))
         x = block(x, p)
     return x * jnp.stack(found).max()
+
+
+def scaled_often(x: Any, layers: Any) -> Any:
+    """Multiply by many different numbers behind the layers, which are the smaller part of the step."""
+    x = plain(x, layers)
+    for i in range(400):
+        x = x * (1 + i / 1e4)
+    return x
 
 
 def imported(model: Callable[[Any, Any], Any]) -> ImportedProgram:
@@ -184,6 +194,26 @@ def test_layers_with_two_residuals_are_cut_where_all_passes_allow(model: Callabl
 def test_layers_that_are_needed_elsewhere_stay() -> None:
     exact = LayoutPricer.of(imported(remembering).program, machine("h100"))
     assert of_layers(exact)[0] is None
+
+
+@pytest.mark.usefixtures("many")
+def test_layers_that_are_the_smaller_part_stay() -> None:
+    """Two shorter programs would take longer than the whole, and their difference would be a small one of large figures."""
+    exact = LayoutPricer.of(imported(scaled_often).program, machine("h100"))
+    assert RepeatedLayers.of(exact.program.functions[0]) is not None
+    assert of_layers(exact) == (None, None)
+
+
+@pytest.mark.usefixtures("many")
+def test_a_wrong_price_of_layers_makes_no_result_worse(
+    program: ImportedProgram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pricers, "_extrapolated", lambda a, b, number: attrs.evolve(b, seconds=-b.seconds))
+    finder = LayoutFinder(program.program, LayoutPricer.of(program.program, machine("h100")), "time")
+    known = [(MESH, Layout("nothing")), (MESH, Layout("data", Rules((("batch", ("x", "y")),))))]
+    found = finder.best_global([MESH], process_time() + 2, known)
+    assert found.objective == finder.pricer(found.mesh, found.layout).seconds
+    assert found.objective <= min(finder.pricer(*each).seconds for each in known)
 
 
 def recomputing(x: Any, layers: Any) -> Any:

@@ -183,7 +183,7 @@ class LayersPricer:
 
 
 def of_layers(pricer: LayoutPricer) -> tuple[LayersPricer | None, tuple[tuple[Function, ...], int] | None]:
-    """Return what prices and what bounds a long program with repeated layers; None where it has none.
+    """Return what prices and what bounds a long program with repeated layers; None where these are less than half of it.
 
     These are a pricer; and, for `RepeatedFacts`, undistributed functions with the first layers, and the number of all layers.
     """
@@ -197,6 +197,8 @@ def of_layers(pricer: LayoutPricer) -> tuple[LayersPricer | None, tuple[tuple[Fu
     pricing = None
     if shorter is not None and longer is not None:
         pricing = LayersPricer(shorter, longer, layers.number, pricer if pricer.recomputes else None)
+        if pricing.share >= 1:
+            return None, None
     steps = tuple(each.undistributed() for each in found[1:] if each is not None)
     return pricing, (steps, layers.number) if len(steps) == len(SHORT) else None
 

@@ -107,25 +107,37 @@ class LayoutFinder:
             if layers is None:
                 found = find(self.pricer, until)
             else:
-                unsplit = rules or Layout("")
-                some = [*plain, *((mesh, unsplit) for mesh in meshes)][:2]
-                found = self._by_layers(find, layers, until, some)
+                unsplit = [(mesh, rules or Layout("")) for mesh in meshes]
+                found = self._by_layers(find, layers, until, plain or unsplit[:1])
         best = self.with_loop_forms(found, until) if with_forms else found
         return best if best.refuted else self.bounded(best, best.lower_bound)
 
-    def _by_layers(self, find: FindPlan, layers: LayersPricer, until: float, some: Iterable[Plan]) -> Found:
-        """Find the best layout by the prices of repeated layers, and price it exactly.
+    def _by_layers(self, find: FindPlan, layers: LayersPricer, until: float, given: Sequence[Plan]) -> Found:
+        """Find the best layout by the prices of repeated layers, and price it exactly, as those that are given.
 
-        some: layouts whose prices tell how long a price takes.
+        The prices of the first of these tell how long a price takes.
         """
         pricing = layers.pricing(self.objective)
-        compiling = EXACT * min(_seconds(pricing, *each) for each in some) / layers.share
-        best = find(pricing, until - compiling)
-        price = self.pricer(best.mesh, best.layout)
-        if price.tiled > room_on(self.pricer.hardware, self.objective):
-            return find(self.pricer, until)
-        value = value_of(price, self.objective)
-        return attrs.evolve(best, objective=value, lower_bound=min(best.lower_bound, value), refuted=None)
+        compiling = EXACT * min(_seconds(pricing, *each) for each in given[:2]) / layers.share
+        found = find(pricing, until - compiling)
+        others = (attrs.evolve(found, mesh=mesh, layout=layout, without_forms=None) for mesh, layout in given)
+        exact = [self._exact(each) for each in (found, *others)]
+        best = min(exact, key=lambda each: each.objective)
+        return best if best.objective < inf else find(self.pricer, until)
+
+    def _exact(self, found: Found) -> Found:
+        """Return a result with its exact price, which is infinite if it does not fit."""
+        plain, price = found.without_forms, self.pricer(found.mesh, found.layout)
+        fits = price.tiled <= room_on(self.pricer.hardware, self.objective)
+        value = value_of(price, self.objective) if fits else inf
+        return attrs.evolve(
+            found,
+            layout=attrs.evolve(found.layout, name="found"),
+            objective=value,
+            lower_bound=min(found.lower_bound, value),
+            refuted=None,
+            without_forms=None if plain is None else self._exact(plain),
+        )
 
     def best_in_form(self, find: FindPlan, until: float, given: Sequence[Plan] = ()) -> Found:
         """Return what a search finds until a time of `process_time`, in its best forms. Raises `NothingFits`.
