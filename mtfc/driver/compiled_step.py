@@ -4,7 +4,7 @@ A child process compiles our own program, so that the devices, the flags and the
 program with `call`s is compiled in this process, which has their functions.
 
 XLA's partitioner chooses the collectives of a jitted function. The text of the compiled program names the call stack of each
-collective, so the report can say which line sends more than predicted, and whether the constraints of `plan.apply` mend that.
+collective, so the report can say which line sends more than `plan.step`, and whether the constraints of `plan.apply` mend that.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from mtfc.backends.jax.tpu_topologies import GENERATIONS, smallest, text, topolo
 from mtfc.backends.registry import BACKENDS
 from mtfc.compiler.activity import doing
 from mtfc.compiler.cost.effects.memory import padded
-from mtfc.compiler.cost.hardware import Device, Hardware, Rate
+from mtfc.compiler.cost.hardware import SHORT_FLOATS, Device, Hardware, Rate
 from mtfc.compiler.cost.sizes import Numbers, bytes_of, whole
 from mtfc.compiler.cost.step_time import step_time
 from mtfc.compiler.cost.volumes import Charge, PlacedCost, SentVolume, layout_cost
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Function, Program, source_file, walk
+from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.collectives import KINDS
 from mtfc.driver.data.files import readable_texts
 from mtfc.driver.errors import FailedRequest, UsageError
@@ -208,7 +209,12 @@ def inspected(program: Program, target: CompileTarget) -> Inspection:
             "predicted": predicted(program.function(name), cost, target),
             "compiled": figures(found, generated_places(source, program.function(name))),
         }
-    return Inspection(cost, target.named(cost.mesh.devices), found.compiler, found.seconds, roads)
+    sent = (
+        eqn.operands[0].type.dtype for eqn in walk(program.function(name).body) if has_trait(eqn, "sends")
+    )
+    is_widened = target.machine == "cpu" and any(dtype in SHORT_FLOATS for dtype in sent)
+    named = target.named(cost.mesh.devices)
+    return Inspection(cost, named, found.compiler, found.seconds, roads, is_widened=is_widened)
 
 
 Lower = Callable[[Sequence[Any]], Sequence[Any]]

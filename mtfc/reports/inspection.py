@@ -102,6 +102,7 @@ class Inspection:
 
     roads: by the keys of `ROADS`, the figures that are predicted; those of our own program; and of a function of JAX those of
     `plan.apply`, and of the user's function with the shardings of arguments and results alone. texts: of source files.
+    is_widened: True if XLA for CPUs has sent floats of 16 bits as f32.
     """
 
     cost: PlacedCost
@@ -110,6 +111,7 @@ class Inspection:
     seconds: float
     roads: Mapping[str, StepFigures]
     texts: Mapping[str, str] = attrs.field(factory=dict)
+    is_widened: bool = False
 
     def __getitem__(self, road: str) -> StepFigures:
         return self.roads[road]
@@ -122,11 +124,11 @@ class Inspection:
 
     @property
     def exceeding(self) -> tuple[Line, ...]:
-        """The lines where XLA's partitioner sends more than predicted, with or without constraints, the worst first.
+        """The lines where XLA's partitioner sends more than our own program, with or without constraints, the worst first.
 
         There are none if the program as a whole sends no more: then XLA links a collective with another line than mtfc does.
         """
-        known = self["predicted"]
+        known = self["compiled"]
         partitioned = [self.roads[name] for name in ("apply", "shardings") if name in self.roads]
         roads = [road for road in partitioned if _is_more(road.wire_bytes, known.wire_bytes)]
         excess = {
@@ -136,8 +138,8 @@ class Inspection:
         return tuple(sorted((p for p in excess if _is_more(excess[p])), key=lambda p: (-excess[p], p)))
 
     def verdict(self, line: Line) -> str:
-        """Return whether `plan.apply` mends a line where XLA's partitioner sends more than predicted."""
-        roads = [self[name] for name in ("predicted", "apply", "shardings")]
+        """Return whether `plan.apply` mends a line where XLA's partitioner sends more than our own program."""
+        roads = [self[name] for name in ("compiled", "apply", "shardings")]
         known, applied, alone = (each.on_line(line) for each in roads)
         if not _is_more(applied, known) or not _is_more(roads[1].wire_bytes, roads[0].wire_bytes):
             return "plan.apply mends it"
@@ -201,7 +203,9 @@ class Inspection:
             rows.append(["cycles", *(count_text(each.total_cycles or 0) for each in roads)])
         rows.append(["on the wire", *(f"{round(each.wire_bytes):,} B" for each in roads)])
         note = ["  A loop of unknown length counts as one iteration."]
-        return aligned(rows, right=range(1, len(rows[0]))) + note * any(each.is_partial for each in roads)
+        notes = note * any(each.is_partial for each in roads)
+        notes += ["  XLA for CPUs sends floats of 16 bits as f32."] * self.is_widened
+        return aligned(rows, right=range(1, len(rows[0]))) + notes
 
     def _collectives(self) -> list[str]:
         """Return a row for each kind of collective, set of groups and program."""
@@ -230,13 +234,12 @@ class Inspection:
     def _exceeding(self) -> list[str]:
         if not self.exceeding:
             return []
-        roads = [name for name in self.roads if name != "compiled"]
-        rows = [["line", *(ROADS[name] for name in roads), ""]]
+        rows = [["line", *self.heads.values(), ""]]
         for line in self.exceeding:
-            amounts = (f"{round(self[name].on_line(line)):,} B" for name in roads)
+            amounts = (f"{round(road.on_line(line)):,} B" for road in self.roads.values())
             rows.append([place_text(line, None) if line[0] else "(no line)", *amounts, self.verdict(line)])
-        head = "Lines where XLA's partitioner sends more than predicted, in bytes on the wire:"
-        return [head, *aligned(rows, right=(1, 2, 3))]
+        head = "Lines where XLA's partitioner sends more than plan.step, in bytes on the wire:"
+        return [head, *aligned(rows, right=range(1, len(rows[0]) - 1))]
 
 
 def _is_more(a: float, b: float = 0.0) -> bool:

@@ -61,7 +61,7 @@ def test_the_line_where_xla_sends_more_is_named() -> None:
         384,
         768,
     )
-    row = f"test_inspection.py:{place[1]}      384 B       768 B            768 B  only plan.step avoids it"
+    row = f"test_inspection.py:{place[1]}      384 B      384 B       768 B            768 B  only plan.step avoids it"
     assert row in str(found)
 
 
