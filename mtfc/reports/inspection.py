@@ -194,7 +194,9 @@ class Inspection:
     def _totals(self) -> list[str]:
         roads, compiled = self.roads.values(), self["compiled"]
         rows = [["", *self.heads.values()]]
-        for part in compiled.memory:
+        said = compiled.memory
+        is_peak = said.get("peak", 0) >= said["total"]  # XLA for CPUs leaves out most
+        for part in (each for each in said if is_peak or each != "peak"):
             rows.append(
                 [part, *(bytes_text(each.memory[part]) if part in each.memory else "" for each in roads)]
             )
