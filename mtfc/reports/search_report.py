@@ -329,7 +329,7 @@ def _claim(result: LayoutSearchResult) -> str:
         known = "Nothing is proven about layouts with forms."
         if found.lower_bound:
             known = bounded("layout with forms", found.objective, found.lower_bound, unit)
-        return f"{_without_forms(result)} {known}"
+        return f"{known} {_without_forms(result)}"
     if result.space == "forms":
         return "No `forms` of this layout save a thousandth."
     return bounded(space, found.objective, found.lower_bound, unit)
@@ -350,14 +350,12 @@ def _without_forms(result: LayoutSearchResult) -> str:
     plain, unit = result.found.without_forms, _unit(result)
     if plain is None:
         return "This layout fits into the memory with these `forms`, and not without."
-    known = "is the best that was found"
+    more = 100 * (over(plain.objective, result.found.objective) - 1)
+    verb, known = "needs" if result.objective in IN_BYTES else "takes", ""
     if plain.lower_bound and plain.refuted is None:
-        known = f"{known}, and no layout in the space `{result.space}` is below {unit(plain.lower_bound)}"
-    if plain.is_optimal:
-        known = f"is proven to be the best of all in the space `{result.space}`"
-    saved = 100 * (1 - over(result.found.objective, plain.objective))
-    verb = "needs" if result.objective in IN_BYTES else "takes"
-    return f"Without `forms`, {unit(plain.objective)} {known}. With forms this {verb} {saved:.2g}% less."
+        least = f"{verb} less" if plain.is_optimal else f"is below {unit(plain.lower_bound)}"
+        known = f", and none in the space `{result.space}` {least}"
+    return f"Without `forms`, the best found {verb} {unit(plain.objective)}, {more:.2g}% more{known}."
 
 
 def _of_cuts(result: LayoutSearchResult) -> str:
