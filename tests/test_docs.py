@@ -233,13 +233,13 @@ def test_supported_versions_are_the_same_everywhere() -> None:
     pythons = re.findall(r"^Programming Language :: Python :: (3\.\d+)$", kinds, re.MULTILINE)
     workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8")
     matrix = re.findall(r'\{ python: "(.*?)", jax: "(.*?)" \}', workflow)
-    guide, answers = BY_NAME["contributing"].read_text("utf-8"), BY_NAME["faq"].read_text("utf-8")
+    guide, readme = (BY_NAME[name].read_text("utf-8") for name in ("contributing", "README"))
     table = re.findall(r"^\| (3\.\d+) \| (.*) \|$", guide, re.MULTILINE)
 
     assert sorted({python for python, _ in matrix}) == pythons
     assert table == [(python, version or "the newest") for python, version in matrix]
-    assert f"Python {', '.join(pythons[:-1])} and {pythons[-1]}, and JAX {JAX}, " in answers
-    assert f"\nPython {pythons[0]} or later." in BY_NAME["README"].read_text("utf-8")
+    assert f"Python {', '.join(pythons[:-1])} and {pythons[-1]}, and JAX {JAX}, " in readme
+    assert f"\nPython {pythons[0]} or later." in readme
     assert (
         project["requires-python"] == f">={pythons[0]}" == f">={settings['tool']['mypy']['python_version']}"
     )
