@@ -295,8 +295,10 @@ def test_every_code_is_documented() -> None:
 
 
 EXAMPLE = re.compile(r"(```mtf( inside| beside| trained)?\n(.*?)```\n```text\n)(.*?)(```)", re.DOTALL)
-"""An example with its messages: a file, statements inside of the page's `inside.mtf`, declarations beside its model, or training of its
-`trained.mtf`."""
+"""An example with its messages.
+
+It is a file, statements inside of the page's `inside.mtf`, declarations beside its model, or training of its `trained.mtf`.
+"""
 
 
 def test_examples_of_diagnostics(update_golden: bool) -> None:
