@@ -164,15 +164,10 @@ FLOPS = {
 
 
 def ops_table() -> str:
-    """Return the ops that only the compiler makes, the operators, and all ops by FLOPs and without gradient."""
+    """Return the ops that only the compiler makes, and all ops by FLOPs and without gradient."""
     written = _written()
     ops = [op for family in FAMILIES for op in family.OPS if op not in COLLECTIVES]
     rows = [f"| `{op.name}` | {op.doc} |" for op in ops if op.name not in written]
-    signs = (
-        f"`{call}` is `{name}`"
-        for name, call in written.items()
-        if name in {*OPERATORS.values(), *SIGNS.values()}
-    )
     by_flops: dict[str, list[str]] = {}
     for op in ops:
         by_flops.setdefault(FLOPS[op.flops], []).append(f"`{op.name}`")
@@ -182,7 +177,7 @@ def ops_table() -> str:
             "| made by the compiler alone | what it gives |",
             "| --- | --- |",
             *rows,
-            f"\nOperators: {', '.join(signs)}.\n",
+            "",
             "| FLOPs | ops |",
             "| --- | --- |",
             *(f"| {flops} | {', '.join(names)} |" for flops, names in by_flops.items()),
