@@ -13,7 +13,7 @@ import pytest
 
 from mtfc.backends.jax.backend import JAX
 from mtfc.compiler.diagnostics import Diagnostic
-from mtfc.compiler.ir.opdef import flops_per_operand, flops_per_result, no_flops, no_gradient
+from mtfc.compiler.ir.opdef import flops_per_operand, flops_per_result, no_flops
 from mtfc.compiler.ir.ops import FAMILIES, OPS
 from mtfc.compiler.ir.ops.collectives import OPS as COLLECTIVES
 from mtfc.compiler.passes.pipelines import PASSES, default_pipeline
@@ -149,9 +149,6 @@ def _written() -> dict[str, str]:
 
 
 FLOPS = {
-    no_flops: "0",
-    flops_per_result: "1 per element of the result",
-    flops_per_operand: "1 per element of the operand",
     OPS["add_at"].flops: "1 per element that is added",
     OPS["call"].flops: "`flops` per element of the mapped dimensions",
     OPS["einsum"].flops: "per point of the iteration space, operands − 1, and 1 more if it sums",
@@ -164,24 +161,23 @@ FLOPS = {
 
 
 def ops_table() -> str:
-    """Return the ops that only the compiler makes, and all ops by FLOPs and without gradient."""
+    """Return the ops whose FLOPs are those of no family, and the ops that only the compiler makes."""
     written = _written()
     ops = [op for family in FAMILIES for op in family.OPS if op not in COLLECTIVES]
     rows = [f"| `{op.name}` | {op.doc} |" for op in ops if op.name not in written]
     by_flops: dict[str, list[str]] = {}
     for op in ops:
-        by_flops.setdefault(FLOPS[op.flops], []).append(f"`{op.name}`")
-    constant = ", ".join(f"`{op.name}`" for op in ops if op.gradient is no_gradient)
+        if op.flops not in (no_flops, flops_per_result, flops_per_operand):
+            by_flops.setdefault(FLOPS[op.flops], []).append(f"`{op.name}`")
     return "\n".join(
         [
-            "| made by the compiler alone | what it gives |",
-            "| --- | --- |",
-            *rows,
-            "",
             "| FLOPs | ops |",
             "| --- | --- |",
             *(f"| {flops} | {', '.join(names)} |" for flops, names in by_flops.items()),
-            f"\nWithout gradient: {constant}.\n",
+            "\n| made by the compiler alone | what it gives |",
+            "| --- | --- |",
+            *rows,
+            "",
         ]
     )
 
@@ -331,6 +327,14 @@ KINDS = {
     "true or false": "bool",
     "a number or a truth value": "number or bool",
     "printable text without quotes": "text",
+    "a dimension": "dim",
+    "a tuple of one dimension": "dims, one",
+    "a tuple of different dimensions": "dims",
+    "a set of dimensions, as a tuple": "{dims}",
+    "a tuple of dimensions": "[dims]",
+    "a tuple of different mesh axes": "axes",
+    "a set of mesh axes, as a tuple": "{axes}",
+    "a set of pairs of dimensions, as a tuple, each dimension mapped once": "{pairs}",
 }
 
 
