@@ -285,11 +285,15 @@ def test_every_code_is_documented() -> None:
     assert documented == sorted(emitted_codes())
 
 
-EXAMPLE = re.compile(r"(```mtf( inside| beside| trained)?\n(.*?)```\n```text\n)(.*?)(```)", re.DOTALL)
+EXAMPLE = re.compile(
+    r"(```mtf( inside| beside| trained| optimizer)?\n(.*?)```\n```text\n)(.*?)(```)", re.DOTALL
+)
 """An example with its messages.
 
-It is a file, statements inside of the page's `inside.mtf`, declarations beside its model, or training of its `trained.mtf`.
+It is a file, statements inside of the page's `inside.mtf`, declarations beside its model, training of its `trained.mtf`, or the
+optimizer of this training.
 """
+TRAIN = "train net { minimize loss; optimizer = mine(rate = 0.1) }\n"
 
 
 def test_examples_of_diagnostics(update_golden: bool) -> None:
@@ -305,8 +309,9 @@ def test_examples_of_diagnostics(update_golden: bool) -> None:
             text = f"{before}{indent(text, '  ')}{after}"
         elif kind == " beside":
             text += models["inside.mtf"]
-        elif kind == " trained":
+        elif kind in (" trained", " optimizer"):
             text += models["trained.mtf"]
+            text += TRAIN if kind == " optimizer" else ""
         found = list(check(text, "model.mtf", predictor=predictor))
         (section,) = re.findall(r"^### (\w+)$", shown[: match.start()], re.MULTILINE)[-1:]
         assert {each.code for each in found} <= {section}, section
