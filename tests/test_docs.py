@@ -346,13 +346,18 @@ KINDS = {
 def ops_of_ir() -> str:
     """Return a table of all ops with their operands and attributes; ops that are alike share a row."""
     alike: dict[tuple[str, str], list[str]] = {}
+    attention = OPS["attention"].attributes
     for op in OPS.values():
         least, *more = op.arity
-        stated = (
+        shared = attention if "attention_gradient" in op.traits else ()
+        stated = [
             f"`{a.name}`{'?' if a.optional else ''}: {KINDS.get(a.kind.text, a.kind.text.removeprefix('a '))}"
             for a in op.attributes
-        )
-        alike.setdefault((f"{least}{'+' if more else ''}", "; ".join(stated)), []).append(f"`{op.name}`")
+            if a not in shared
+        ]
+        first = ["those of `attention`, without `part`"] if shared else []
+        text = "; ".join([*first, *stated])
+        alike.setdefault((f"{least}{'+' if more else ''}", text), []).append(f"`{op.name}`")
     rows = (f"| {', '.join(ops)} | {number} | {stated} |" for (number, stated), ops in alike.items())
     return "\n".join(["| ops | operands | attributes |", "| --- | --- | --- |", *rows, ""])
 
