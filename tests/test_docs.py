@@ -13,7 +13,7 @@ import pytest
 
 from mtfc.backends.jax.backend import JAX
 from mtfc.compiler.diagnostics import Diagnostic
-from mtfc.compiler.ir.opdef import flops_per_operand, flops_per_result, no_flops, no_gradient
+from mtfc.compiler.ir.opdef import flops_per_operand, flops_per_result, no_flops
 from mtfc.compiler.ir.ops import FAMILIES, OPS
 from mtfc.compiler.ir.ops.collectives import OPS as COLLECTIVES
 from mtfc.compiler.passes.pipelines import PASSES, default_pipeline
@@ -149,9 +149,6 @@ def _written() -> dict[str, str]:
 
 
 FLOPS = {
-    no_flops: "0",
-    flops_per_result: "1 per element of the result",
-    flops_per_operand: "1 per element of the operand",
     OPS["add_at"].flops: "1 per element that is added",
     OPS["call"].flops: "`flops` per element of the mapped dimensions",
     OPS["einsum"].flops: "per point of the iteration space, operands − 1, and 1 more if it sums",
@@ -164,29 +161,23 @@ FLOPS = {
 
 
 def ops_table() -> str:
-    """Return the ops that only the compiler makes, the operators, and all ops by FLOPs and without gradient."""
+    """Return the ops whose FLOPs are those of no family, and the ops that only the compiler makes."""
     written = _written()
     ops = [op for family in FAMILIES for op in family.OPS if op not in COLLECTIVES]
     rows = [f"| `{op.name}` | {op.doc} |" for op in ops if op.name not in written]
-    signs = (
-        f"`{call}` is `{name}`"
-        for name, call in written.items()
-        if name in {*OPERATORS.values(), *SIGNS.values()}
-    )
     by_flops: dict[str, list[str]] = {}
     for op in ops:
-        by_flops.setdefault(FLOPS[op.flops], []).append(f"`{op.name}`")
-    constant = ", ".join(f"`{op.name}`" for op in ops if op.gradient is no_gradient)
+        if op.flops not in (no_flops, flops_per_result, flops_per_operand):
+            by_flops.setdefault(FLOPS[op.flops], []).append(f"`{op.name}`")
     return "\n".join(
         [
-            "| made by the compiler alone | what it gives |",
-            "| --- | --- |",
-            *rows,
-            f"\nOperators: {', '.join(signs)}.\n",
             "| FLOPs | ops |",
             "| --- | --- |",
             *(f"| {flops} | {', '.join(names)} |" for flops, names in by_flops.items()),
-            f"\nWithout gradient: {constant}.\n",
+            "\n| made by the compiler alone | what it gives |",
+            "| --- | --- |",
+            *rows,
+            "",
         ]
     )
 
@@ -233,13 +224,13 @@ def test_supported_versions_are_the_same_everywhere() -> None:
     pythons = re.findall(r"^Programming Language :: Python :: (3\.\d+)$", kinds, re.MULTILINE)
     workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8")
     matrix = re.findall(r'\{ python: "(.*?)", jax: "(.*?)" \}', workflow)
-    guide, answers = BY_NAME["contributing"].read_text("utf-8"), BY_NAME["faq"].read_text("utf-8")
+    guide, readme = (BY_NAME[name].read_text("utf-8") for name in ("contributing", "README"))
     table = re.findall(r"^\| (3\.\d+) \| (.*) \|$", guide, re.MULTILINE)
 
     assert sorted({python for python, _ in matrix}) == pythons
     assert table == [(python, version or "the newest") for python, version in matrix]
-    assert f"Python {', '.join(pythons[:-1])} and {pythons[-1]}, and JAX {JAX}, " in answers
-    assert f"\nPython {pythons[0]} or later." in BY_NAME["README"].read_text("utf-8")
+    assert f"Python {', '.join(pythons[:-1])} and {pythons[-1]}, and JAX {JAX}, " in readme
+    assert f"\nPython {pythons[0]} or later." in readme
     assert (
         project["requires-python"] == f">={pythons[0]}" == f">={settings['tool']['mypy']['python_version']}"
     )
@@ -290,13 +281,19 @@ def emitted_codes() -> set[str]:
 
 def test_every_code_is_documented() -> None:
     page = BY_NAME["diagnostics"].read_text("utf-8")
-    titled = re.findall(r"^\| \[(\w+)\]\(#\w+\) \| .+ \|$", page, re.MULTILINE)
     documented = re.findall(r"^### (\w+)$", page, re.MULTILINE)
-    assert titled == documented == sorted(emitted_codes())
+    assert documented == sorted(emitted_codes())
 
 
-EXAMPLE = re.compile(r"(```mtf( inside| trained)?\n(.*?)```\n```text\n)(.*?)(```)", re.DOTALL)
-"""An example with its messages: a file, statements inside of the page's `inside.mtf`, or training of its `trained.mtf`."""
+EXAMPLE = re.compile(
+    r"(```mtf( inside| beside| trained| optimizer)?\n(.*?)```\n```text\n)(.*?)(```)", re.DOTALL
+)
+"""An example with its messages.
+
+It is a file, statements inside of the page's `inside.mtf`, declarations beside its model, training of its `trained.mtf`, or the
+optimizer of this training.
+"""
+TRAIN = "train net { minimize loss; optimizer = mine(rate = 0.1) }\n"
 
 
 def test_examples_of_diagnostics(update_golden: bool) -> None:
@@ -310,8 +307,11 @@ def test_examples_of_diagnostics(update_golden: bool) -> None:
         first, kind, text, _, last = match.groups()
         if kind == " inside":
             text = f"{before}{indent(text, '  ')}{after}"
-        elif kind == " trained":
+        elif kind == " beside":
+            text += models["inside.mtf"]
+        elif kind in (" trained", " optimizer"):
             text += models["trained.mtf"]
+            text += TRAIN if kind == " optimizer" else ""
         found = list(check(text, "model.mtf", predictor=predictor))
         (section,) = re.findall(r"^### (\w+)$", shown[: match.start()], re.MULTILINE)[-1:]
         assert {each.code for each in found} <= {section}, section
@@ -323,8 +323,8 @@ def test_examples_of_diagnostics(update_golden: bool) -> None:
 
 def _brief(found: Diagnostic, above: int) -> str:
     """Return a diagnostic without the lines of the source. above: the lines that the page does not show."""
-    help = f"  = help: {found.help}\n" if found.help else ""
-    return f"{found.severity}[{found.code}] in line {found.span.line - above}: {found.message}\n{help}"
+    help = f"help: {found.help}\n" if found.help else ""
+    return f"line {found.span.line - above}: {found.message}\n{help}"
 
 
 KINDS = {
@@ -332,19 +332,32 @@ KINDS = {
     "true or false": "bool",
     "a number or a truth value": "number or bool",
     "printable text without quotes": "text",
+    "a dimension": "dim",
+    "a tuple of one dimension": "dims, one",
+    "a tuple of different dimensions": "dims",
+    "a set of dimensions, as a tuple": "{dims}",
+    "a tuple of dimensions": "[dims]",
+    "a tuple of different mesh axes": "axes",
+    "a set of mesh axes, as a tuple": "{axes}",
+    "a set of pairs of dimensions, as a tuple, each dimension mapped once": "{pairs}",
 }
 
 
 def ops_of_ir() -> str:
     """Return a table of all ops with their operands and attributes; ops that are alike share a row."""
     alike: dict[tuple[str, str], list[str]] = {}
+    attention = OPS["attention"].attributes
     for op in OPS.values():
         least, *more = op.arity
-        stated = (
+        shared = attention if "attention_gradient" in op.traits else ()
+        stated = [
             f"`{a.name}`{'?' if a.optional else ''}: {KINDS.get(a.kind.text, a.kind.text.removeprefix('a '))}"
             for a in op.attributes
-        )
-        alike.setdefault((f"{least}{'+' if more else ''}", "; ".join(stated)), []).append(f"`{op.name}`")
+            if a not in shared
+        ]
+        first = ["those of `attention`, without `part`"] if shared else []
+        text = "; ".join([*first, *stated])
+        alike.setdefault((f"{least}{'+' if more else ''}", text), []).append(f"`{op.name}`")
     rows = (f"| {', '.join(ops)} | {number} | {stated} |" for (number, stated), ops in alike.items())
     return "\n".join(["| ops | operands | attributes |", "| --- | --- | --- |", *rows, ""])
 

@@ -99,7 +99,7 @@ def test_the_predicted_bytes_are_those_of_f32(layout: str) -> None:
 
 
 def test_bf16_terms_are_sent_as_computed() -> None:
-    """No partial sum of bf16 numbers overflows, and decision 34 says that they are rounded before they are sent."""
+    """No partial sum of bf16 numbers overflows, and docs/precision.md says that they are rounded before they are sent."""
     program = lowered(source(BODIES["sum"]).replace("f16", "bf16"))
     assert program.mesh is not None
     (eqn,) = (eqn for eqn in program.function("forward").body if eqn.op == "all_reduce")

@@ -21,8 +21,8 @@ FOLDERS = PACKAGE / "docs", PACKAGE.parent / "docs"
 CODE = re.compile(r"[EW]\d{3}", re.IGNORECASE)
 CODE_TITLE = re.compile(rf"### {CODE.pattern}")
 GROUPS = {
-    "every day": "daily jax cost search simulate report verification diagnostics training faq",
-    "research": "collectives comparison gallery papers soap solver tiling",
+    "every day": "daily jax cost search simulate report verification diagnostics training",
+    "research": "collectives comparison papers soap solver tiling",
     "for maintainers": "architecture contributing extending graphs ir",
 }
 """Pages by purpose, as they are listed. All others are about the language and Python, after those of every day."""

@@ -7,6 +7,7 @@ with one sentence, paragraphs, and a list that names arguments and generic dimen
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
@@ -66,17 +67,60 @@ def entries(path: Path) -> Iterator[Entry]:
             yield Entry(path.stem, decl, signature, _uncommented(above[::-1]))
 
 
+PARTS = (
+    "attention.frequencies",
+    "attention.local_mask",
+    "attention.relative_bucket",
+    "attention.turned",
+    "conv.transposed_filter",
+    "conv.transposed_windows",
+    "decoding.followed",
+    "decoding.written",
+    "moe.balance",
+    "moe.best",
+    "moe.dropless_feed_forwards",
+    "moe.feed_forwards",
+    "moe.places",
+    "nn.finite_max",
+    "nn.moments",
+    "nn.normalize",
+    "nn.running_batch_norm",
+    "rnn.gru_step",
+    "rnn.lstm_step",
+    "tensors.quotient",
+)
+"""Functions that other functions of the library are made of; the page only names them."""
+
+DIMENSIONS = re.compile(r"[123]d")
+NUMBERS = {"1d": "one", "2d": "two", "3d": "three"}
+
+
 def reference() -> str:
-    """Return a table for each module in Markdown."""
-    return "\n".join(map(_module, MODULES))
+    """Return a list for each module in Markdown, but for `optimizers`, which the reference of the language lists."""
+    return "\n".join(_module(path) for path in MODULES if path.stem != "optimizers")
 
 
 def _module(path: Path) -> str:
-    """Return a row for all declarations of a name, of which the first that fits is used."""
-    by_name: dict[str, list[Entry]] = {}
+    """Return a line for all declarations of a name, and of names that differ in a number of dimensions."""
+    alike: dict[str, list[Entry]] = {}
     for entry in entries(path):
-        by_name.setdefault(entry.name, []).append(entry)
-    rows = [f"| `{name}` | {entry.summary} |" for name, (entry, *_) in by_name.items()]
+        if entry.name not in PARTS:
+            alike.setdefault(DIMENSIONS.sub("", entry.name), []).append(entry)
+    parts = ", ".join(f"`{name}`" for name in PARTS if name.startswith(f"{path.stem}."))
     first = introduction(path).partition("\n\n")[0]
-    link = f"More: [`{path.name}`](../{path.relative_to(ROOT)}), or `mtfc help {path.stem}`."
-    return "\n".join([f"## {path.stem}\n", f"{first} {link}", "\n| | |\n| --- | --- |", *rows, ""])
+    return (
+        f"## {path.stem}\n\n{first}\n\n"
+        + "".join(map(_line, alike.values()))
+        + (f"- Parts of these: {parts}.\n" if parts else "")
+    )
+
+
+def _line(alike: list[Entry]) -> str:
+    """Return one line for functions that differ in the number of dimensions alone."""
+    names = dict.fromkeys(entry.name for entry in alike)
+    counts = dict.fromkeys(NUMBERS[found[0]] for name in names if (found := DIMENSIONS.search(name)))
+    summary = alike[0].summary
+    if len(counts) > 1:
+        *first, last = counts
+        summary = summary.replace("one dimension", f"{', '.join(first)} or {last} dimensions")
+    return f"- {', '.join(f'`{name}`' for name in names)}: {summary}\n"

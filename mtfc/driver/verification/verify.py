@@ -15,7 +15,7 @@ A model that asks for `training` is compared in both modes: gradients in trainin
 
 The dtype of each pending sum is checked where a collective completes it. Sums of f16 overflow where those of f32 do not, so f16
 terms are sent in f32. The gradient of a parameter is summed in the dtype that `reduce` states (`docs/precision.md`). Terms in
-bf16 may be rounded before they are sent (decision 34).
+bf16 may be rounded before they are sent.
 """
 
 from __future__ import annotations
