@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Self
 
 import attrs
@@ -44,6 +44,12 @@ class CaseOnDevices:
     def layout(self) -> Layout:
         """A layout with the same name, for messages."""
         return Layout(self.name)
+
+    def refuse(self, options: Mapping[str, object], why: str = "") -> None:
+        """Raise `UsageError` for the first option that is given: this kind of case takes none of them. why: the reason."""
+        given = next((option for option, value in options.items() if value not in (None, False)), None)
+        if given is not None:
+            raise UsageError(f"`{self.name}` is {self.kind}{why}: no {given}")
 
     def as_near(self) -> Self:
         return self
