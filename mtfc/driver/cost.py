@@ -46,8 +46,6 @@ from mtfc.reports.provenance_report import (
     kernels_report,
     provenance_json,
     provenance_report,
-    recompute_json,
-    recompute_report,
     separate_json,
     separate_report,
 )
@@ -73,7 +71,7 @@ class ModelCosts:
         for entry, each in zip(layouts, self.formulas, strict=False):
             entry["formulas"] = formulas_json(each)
         for entry, limit in zip(layouts, self.limits, strict=True):
-            entry |= {"recomputation": recompute_json(limit)} if limit is not None else {}
+            entry |= {"recomputation": limit.record()} if limit is not None else {}
         return {"model": self.model, "layouts": [*layouts, *map(multi_mesh_cost_json, self.multi_mesh)]}
 
     def report(self, texts: Mapping[str, str]) -> str:
@@ -82,7 +80,7 @@ class ModelCosts:
             return formula_report(self.formulas)
         parts = list[str]()
         for cost, limit in zip(self.costs, self.limits, strict=True):
-            parts += [layout_report(cost, texts)] + ([recompute_report(limit, texts)] if limit else [])
+            parts += [layout_report(cost, texts)] + ([limit.report(texts)] if limit else [])
         parts += [multi_mesh_cost_text(each, texts) for each in self.multi_mesh]
         return "\n".join([*parts, *([comparison(self.costs)] if self.costs else [])])
 
@@ -184,7 +182,7 @@ class ExplainedLayout:
             "collectives": provenance_json(self.sent),
             "separate_attention": separate_json(self.separate),
             "attention_without_kernel": kernels_json(self.refused),
-            **({} if limit is None else {"recomputation": recompute_json(limit)}),
+            **({} if limit is None else {"recomputation": limit.record()}),
         }
 
     def report(self, texts: Mapping[str, str]) -> str:
@@ -192,9 +190,7 @@ class ExplainedLayout:
         file, limit = self.cost.file, self.limit
         report = provenance_report(self.sent, file, texts)
         report += separate_report(self.separate, file) + kernels_report(self.refused, file)
-        return "\n".join(
-            [*heading(self.cost), "", report, *([recompute_report(limit, texts)] if limit else [])]
-        )
+        return "\n".join([*heading(self.cost), "", report, *([limit.report(texts)] if limit else [])])
 
 
 def explained_layout(program: Program, case: LayoutOnMesh, lowered: Program) -> ExplainedLayout:
