@@ -74,18 +74,15 @@ RECORDS = SearchOptions, ChainOptions
 
 def run(options: Options) -> int:
     to = options.check_outputs("-o", "--export")
+    given = options.record(SearchOptions, chains=options.record(ChainOptions))
     try:
         with figures_line(".4g", options.budget):
-            found = search(_options(options), options.sources, exports=options.export is not None)
+            found = search(given, options.sources, exports=options.export is not None)
     except KeyboardInterrupt:
         say(f"{options.file}: interrupted before anything was found")
         return INTERRUPTED
     _show(found, options, to)
     return OK
-
-
-def _options(options: Options) -> SearchOptions:
-    return options.record(SearchOptions, chains=options.record(ChainOptions))
 
 
 def _show(found: SearchAnswer, options: Options, to: TextIO) -> None:

@@ -129,9 +129,8 @@ def _emitted_otherwise(
         "--stop-after": options.stop_after,
         "--print-ir-after": options.print_ir_after,
     }
-    if given := next((name for name, value in for_passes.items() if value is not None), None):
-        what = "a placement, which is" if is_placement else "a layout of several meshes, whose segments are"
-        raise UsageError(f"`{case.name}` is {what} not lowered by passes as a whole: no {given}")
+    what = "which is" if is_placement else "whose segments are"
+    case.refuse(for_passes, f", {what} not lowered by passes as a whole")
     if isinstance(case, MultiMeshCase) and options.emit == "spmd":
         return Emitted(options.emit, placed, "\n".join(case.segment_texts(program, options.locations)))
     return Emitted(options.emit, placed, case.source(program, options.emit))

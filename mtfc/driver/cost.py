@@ -7,7 +7,6 @@ limit, for `mtfc explain` and plans.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import attrs
@@ -24,17 +23,18 @@ from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.cases import MultiMeshCase, PlacementCase
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.layout_targets import prepared
-from mtfc.driver.loading.selection import LayoutOnMesh, Selection, select
+from mtfc.driver.loading.selection import LayoutOnMesh, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.loading.target import check_room, target_of
 from mtfc.meshes.multi_mesh_cost import MultiMeshCost, multi_mesh_cost
 from mtfc.reports.cost_report import (
     LayoutFormulas,
     comparison,
-    costs_json,
     formula_report,
     formulas,
+    formulas_json,
     heading,
+    layout_json,
     layout_report,
 )
 from mtfc.reports.difference import ComparedLayout, StepDifference, difference_of
@@ -46,71 +46,57 @@ from mtfc.reports.provenance_report import (
     kernels_report,
     provenance_json,
     provenance_report,
-    recompute_json,
-    recompute_report,
     separate_json,
     separate_report,
 )
 
 
-@attrs.frozen(slots=False, eq=False)
+@attrs.frozen(eq=False)
 class ModelCosts:
-    """The costs of a model under each chosen layout. is_symbolic: True to show formulas."""
+    """The costs of a model under each chosen layout.
 
-    selection: Selection
-    is_symbolic: bool
+    costs: of the layouts of one mesh. limits: the changes that a memory limit makes under each of these. formulas: those of each
+    of these, if they are to be shown. multi_mesh: the costs of the layouts of several meshes.
+    """
 
-    @cached_property
-    def programs(self) -> list[Program]:
-        """The programs of one processor under the layouts of one mesh."""
-        return [case.lower(self.selection.program) for case in each_of(self.selection.cases, "layout")]
-
-    @property
-    def limits(self) -> list[Recomputation | None]:
-        """The changes that a memory limit makes under each layout."""
-        pairs = zip(self.selection.cases, self.programs, strict=True)
-        return [recomputation(self.selection.program, case, program) for case, program in pairs]
-
-    @property
-    def formulas(self) -> list[LayoutFormulas]:
-        """The formulas of each layout."""
-        return [formulas(program) for program in self.programs]
-
-    @property
-    def costs(self) -> list[PlacedCost]:
-        """The costs of the layouts of one mesh."""
-        pairs = zip(self.selection.cases, self.programs, strict=True)
-        return [layout_cost(program, device=case.device) for case, program in pairs]
-
-    @property
-    def multi_mesh(self) -> list[MultiMeshCost]:
-        """The costs of the layouts of several meshes."""
-        return [multi_mesh_cost(each.program(self.selection.program)) for each in self.selection.multi_mesh]
+    model: str
+    costs: Sequence[PlacedCost]
+    limits: Sequence[Recomputation | None]
+    formulas: Sequence[LayoutFormulas]
+    multi_mesh: Sequence[MultiMeshCost]
 
     def record(self) -> dict[str, Any]:
         """Return the JSON record; see `docs/command.md`."""
-        limits, costs = self.limits, self.costs
-        record: dict[str, Any] = {"model": self.selection.program.name, "layouts": []}
-        record |= costs_json(costs, self.formulas if self.is_symbolic else ()) if costs else {}
-        for entry, limit in zip(record["layouts"], limits, strict=True):
-            entry |= {"recomputation": recompute_json(limit)} if limit is not None else {}
-        record["layouts"] += map(multi_mesh_cost_json, self.multi_mesh)
-        return record
+        layouts = [layout_json(each) for each in self.costs]
+        for entry, each in zip(layouts, self.formulas, strict=False):
+            entry["formulas"] = formulas_json(each)
+        for entry, limit in zip(layouts, self.limits, strict=True):
+            entry |= {"recomputation": limit.record()} if limit is not None else {}
+        return {"model": self.model, "layouts": [*layouts, *map(multi_mesh_cost_json, self.multi_mesh)]}
 
     def report(self, texts: Mapping[str, str]) -> str:
         """Return the costs by line and side by side, or the formulas; `texts` holds each file's text by name."""
-        if self.is_symbolic:
+        if self.formulas:
             return formula_report(self.formulas)
-        parts, limits, costs = [], self.limits, self.costs
-        for cost, limit in zip(costs, limits, strict=True):
-            parts += [layout_report(cost, texts)] + ([recompute_report(limit, texts)] if limit else [])
+        parts = list[str]()
+        for cost, limit in zip(self.costs, self.limits, strict=True):
+            parts += [layout_report(cost, texts)] + ([limit.report(texts)] if limit else [])
         parts += [multi_mesh_cost_text(each, texts) for each in self.multi_mesh]
-        return "\n".join([*parts, *([comparison(costs)] if costs else [])])
+        return "\n".join([*parts, *([comparison(self.costs)] if self.costs else [])])
 
 
 def model_costs(file: str, choice: Choice, sources: Sources, symbolic: bool = False) -> ModelCosts:
-    """Select the layouts whose costs are wanted. Raises `CompileError` and `UsageError`, as both forms of the result do."""
-    return ModelCosts(select(file, choice, sources, every_layout=True, or_multi_mesh=not symbolic), symbolic)
+    """Return the costs of a model under the chosen layouts. symbolic: with formulas. Raises `CompileError` and `UsageError`."""
+    selection = select(file, choice, sources, every_layout=True, or_multi_mesh=not symbolic)
+    program = selection.program
+    lowered = [(case, case.lower(program)) for case in each_of(selection.cases, "layout")]
+    return ModelCosts(
+        program.name,
+        [layout_cost(each, device=case.device) for case, each in lowered],
+        [recomputation(program, case, each) for case, each in lowered],
+        [formulas(each) for _, each in lowered] if symbolic else [],
+        [multi_mesh_cost(each.program(program)) for each in selection.multi_mesh],
+    )
 
 
 def case_cost(case: PlacementCase | MultiMeshCase, program: Program) -> dict[str, Any]:
@@ -196,7 +182,7 @@ class ExplainedLayout:
             "collectives": provenance_json(self.sent),
             "separate_attention": separate_json(self.separate),
             "attention_without_kernel": kernels_json(self.refused),
-            **({} if limit is None else {"recomputation": recompute_json(limit)}),
+            **({} if limit is None else {"recomputation": limit.record()}),
         }
 
     def report(self, texts: Mapping[str, str]) -> str:
@@ -204,9 +190,7 @@ class ExplainedLayout:
         file, limit = self.cost.file, self.limit
         report = provenance_report(self.sent, file, texts)
         report += separate_report(self.separate, file) + kernels_report(self.refused, file)
-        return "\n".join(
-            [*heading(self.cost), "", report, *([recompute_report(limit, texts)] if limit else [])]
-        )
+        return "\n".join([*heading(self.cost), "", report, *([limit.report(texts)] if limit else [])])
 
 
 def explained_layout(program: Program, case: LayoutOnMesh, lowered: Program) -> ExplainedLayout:

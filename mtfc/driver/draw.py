@@ -60,8 +60,7 @@ def case_drawing(case: Case, program: Program, arrays: Sequence[str] = ()) -> Dr
         return _multi_mesh(case, program, arrays)
     if isinstance(case, LayoutOnMesh):
         return program_drawing(case.lower(program), arrays)
-    if arrays:
-        raise UsageError(f"`{case.name}` is a placement, whose operators are drawn: no --array")
+    case.refuse({"--array": bool(arrays)}, ", whose operators are drawn")
     return _placement(program, case.placement)
 
 

@@ -19,7 +19,7 @@ from mtfc.compiler.passes.pipelines import run, simplification
 from mtfc.driver.errors import UsageError, say
 from mtfc.driver.loading.cases import MultiMeshCase, PlacementCase
 from mtfc.driver.loading.choice import Choice
-from mtfc.driver.loading.selection import LayoutOnMesh, select
+from mtfc.driver.loading.selection import Case, LayoutOnMesh, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.loading.target import check_room, machine_of, target_of
 from mtfc.driver.searching.compilation_time import timing_compilation
@@ -69,34 +69,34 @@ def _check_options(
     case: PlacementCase | MultiMeshCase, place: str | None, measured: bool, servers: int
 ) -> None:
     """Raise `UsageError` for options that a placement or a layout of several meshes does not take."""
-    is_placement = isinstance(case, PlacementCase)
-    if is_placement and servers:
+    if isinstance(case, MultiMeshCase):
+        case.refuse({"--parameter-servers": servers, "--place": place, "--measured": measured})
+    elif servers:
         raise UsageError(f"`{case.name}` is a placement: --parameter-servers takes a layout")
-    if is_placement and place is not None:
-        raise UsageError(f"`{case.name}` is a placement, which says where everything is: no --place")
-    given = {"--parameter-servers": servers, "--place": place, "--measured": measured and not is_placement}
-    for option in (name for name, value in given.items() if value):
-        raise UsageError(f"`{case.name}` is a layout of several meshes: no {option}")
+    else:
+        case.refuse({"--place": place}, ", which says where everything is")
 
 
 def simulate_case(
-    case: PlacementCase | MultiMeshCase,
+    case: Case,
     program: Program,
     machines: Mapping[str, Machine],
     target: str,
     sources: Sources,
     measured: bool = False,
-) -> SimulatedPlacement | SimulatedMeshes:
-    """Simulate a step under a placement or a layout of several meshes. machines: those of the file.
+) -> SimulatedStep[Any, Any]:
+    """Simulate a step of a global program under a layout or a placement. machines: those of the file.
 
     Raises `CompileError` if devices are missing (E316).
     """
-    if isinstance(case, MultiMeshCase):
-        hardware = target_of(target, machines, sources)
-        check_room(hardware, case.mesh, target, "the meshes have")
-        return SimulatedMeshes.of(multi_mesh_step(case.program(program), hardware), hardware)
-    machine = machine_of(target, machines, sources)
-    return simulate_placement(case.placement, program, machine, target, measured)
+    if isinstance(case, PlacementCase):
+        machine = machine_of(target, machines, sources)
+        return simulate_placement(case.placement, program, machine, target, measured)
+    hardware = target_of(target, machines, sources)
+    if isinstance(case, LayoutOnMesh):
+        return simulate_program(case.lower(program), hardware, target)
+    check_room(hardware, case.mesh, target, "the meshes have")
+    return SimulatedMeshes.of(multi_mesh_step(case.program(program), hardware), hardware)
 
 
 def _for_servers(case: LayoutOnMesh) -> LayoutOnMesh:

@@ -12,6 +12,7 @@ import functools
 import inspect
 import logging
 import os
+import re
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -434,12 +435,8 @@ async def show_hover(view: View, params: lsp.HoverParams) -> lsp.Hover | None:
 
 def _word(line: str, column: int) -> str:
     """Return the dotted name at a column."""
-    start = end = min(column - 1, len(line))
-    while start and (line[start - 1].isalnum() or line[start - 1] in "_."):
-        start -= 1
-    while end < len(line) and (line[end].isalnum() or line[end] in "_."):
-        end += 1
-    return line[start:end]
+    words = (each for each in re.finditer(r"[\w.]+", line) if each.start() < column <= each.end() + 1)
+    return next((each[0] for each in words), "")
 
 
 def _completion(view: View, position: lsp.Position) -> completion.Completion:

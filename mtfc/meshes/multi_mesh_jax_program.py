@@ -32,5 +32,5 @@ class MultiMeshJaxProgram(JaxProgram):
         mesh = self.module.mesh_of(next(iter(self.module.MESHES)))
         return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
 
-    def _sharding(self, kind: str, name: str) -> Any:
-        return self.module.sharding(self.module.LAYOUTS[kind][name])
+    def _sharding(self, layout: Any) -> Any:
+        return self.module.sharding(layout)

@@ -305,14 +305,6 @@ def _all_terms(layout: LayoutFormulas) -> Iterator[str]:
 # JSON
 
 
-def costs_json(costs: Sequence[PlacedCost], formulas: Sequence[LayoutFormulas] = ()) -> dict[str, Any]:
-    """Return the costs of a model under at least one layout, with the formulas of the same layouts, if any."""
-    layouts = [layout_json(cost) for cost in costs]
-    for entry, symbolic in zip(layouts, formulas, strict=False):
-        entry["formulas"] = _formulas_json(symbolic)
-    return {"model": costs[0].model, "layouts": layouts}
-
-
 def layout_json(cost: PlacedCost) -> dict[str, Any]:
     """Return the record of one layout on one mesh."""
     return {
@@ -367,7 +359,7 @@ def _number(amount: Amount) -> int | float:
     return int(amount) if amount == int(amount) else float(amount)
 
 
-def _formulas_json(layout: LayoutFormulas) -> dict[str, Any]:
+def formulas_json(layout: LayoutFormulas) -> dict[str, Any]:
     """Return the formulas of a step, and their leading terms."""
     memory = layout.bytes
     return {

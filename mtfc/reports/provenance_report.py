@@ -162,6 +162,38 @@ class Recomputation:
     def total(self) -> KeptLine:
         return sum((line for _, line in self.lines()), start=KeptLine())
 
+    def report(self, sources: Mapping[str, str]) -> str:
+        """Return what the limit keeps and what is computed again, by line; `sources` holds each file's text by name."""
+        before, after = (bytes_text(whole(each.memory.total)) for each in (self.without, self.within))
+        on = f" on {self.machine}" if self.machine else ""
+        limit = f"limit {bytes_text(self.limit)}" if isinstance(self.limit, int) else f"by `{self.limit}`"
+        limit, total = f"  Memory {limit}{on}:", self.total
+        if not (total.saved_bytes or total.added_flops or total.added_sent_bytes):
+            return f"{limit} the step takes {before}, so nothing is computed again.\n"
+        more = [flops_text(total.added_flops)]
+        more += [f"{bytes_text(total.added_sent_bytes)} sent"] if total.added_sent_bytes else []
+        head = [
+            f"{limit} {after} in place of {before}, for {' and '.join(more)} more.",
+            "  By line: bytes kept for the backward pass, bytes no longer kept, and what computing again adds.",
+        ]
+        if self.machine is None:
+            head.append(
+                "  Each value counts with its own size: `--memory SIZE@HW` counts the arrays that a machine stores."
+            )
+        rows = [["line", "source", "kept", "no longer", "FLOPs", "sent"]]
+        rows += line_rows(self.lines(), self.within.file, sources, _cells)
+        return "\n".join([*head, *fitted(rows)]) + "\n"
+
+    def record(self) -> dict[str, Any]:
+        """Return the record: the limit, the memory without and with it, and the figures of each place."""
+        return {
+            "limit": self.limit,
+            "machine": self.machine,
+            "memory_without": whole(self.without.memory.total),
+            "memory_within": whole(self.within.memory.total),
+            "lines": [{**place_json(span), **attrs.asdict(line)} for span, line in self.lines()],
+        }
+
 
 def _figures(sign: int, cost: PlacedCost) -> Iterator[tuple[Span | None, KeptLine]]:
     """Yield the figures of each place in a step, which count with a sign."""
@@ -172,41 +204,7 @@ def _figures(sign: int, cost: PlacedCost) -> Iterator[tuple[Span | None, KeptLin
         yield span, KeptLine(whole(size) if sign > 0 else 0, -sign * whole(size))
 
 
-def recompute_report(found: Recomputation, sources: Mapping[str, str]) -> str:
-    """Return what the limit keeps and what is computed again, by line; `sources` holds each file's text by name."""
-    before, after = (bytes_text(whole(each.memory.total)) for each in (found.without, found.within))
-    on = f" on {found.machine}" if found.machine else ""
-    limit = f"limit {bytes_text(found.limit)}" if isinstance(found.limit, int) else f"by `{found.limit}`"
-    limit, total = f"  Memory {limit}{on}:", found.total
-    if not (total.saved_bytes or total.added_flops or total.added_sent_bytes):
-        return f"{limit} the step takes {before}, so nothing is computed again.\n"
-    more = [flops_text(total.added_flops)]
-    more += [f"{bytes_text(total.added_sent_bytes)} sent"] if total.added_sent_bytes else []
-    head = [
-        f"{limit} {after} in place of {before}, for {' and '.join(more)} more.",
-        "  By line: bytes kept for the backward pass, bytes no longer kept, and what computing again adds.",
-    ]
-    if found.machine is None:
-        head.append(
-            "  Each value counts with its own size: `--memory SIZE@HW` counts the arrays that a machine stores."
-        )
-    rows = [["line", "source", "kept", "no longer", "FLOPs", "sent"]]
-    rows += line_rows(found.lines(), found.within.file, sources, _cells)
-    return "\n".join([*head, *fitted(rows)]) + "\n"
-
-
 def _cells(line: KeptLine) -> list[str]:
     texts = (bytes_text, bytes_text, count_text, bytes_text)
     figures = zip(texts, attrs.astuple(line), strict=True)
     return [text(figure) if figure > 0 else "" for text, figure in figures]
-
-
-def recompute_json(found: Recomputation) -> dict[str, Any]:
-    """Return the record: the limit, the memory without and with it, and the figures of each place."""
-    return {
-        "limit": found.limit,
-        "machine": found.machine,
-        "memory_without": whole(found.without.memory.total),
-        "memory_within": whole(found.within.memory.total),
-        "lines": [{**place_json(span), **attrs.asdict(line)} for span, line in found.lines()],
-    }

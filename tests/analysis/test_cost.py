@@ -10,7 +10,7 @@ from mtfc.compiler.cost.sizes import Numbers
 from mtfc.compiler.cost.volumes import Charge, charges, grouped, layout_cost, total
 from mtfc.compiler.ir.ops.collectives import KINDS
 from mtfc.compiler.ir.parser import read_program
-from mtfc.reports.cost_report import costs_json
+from mtfc.reports.cost_report import layout_json
 
 HEAD = """\
 program m
@@ -137,11 +137,11 @@ def test_totals_of_groups_add_up() -> None:
 
 def test_json_of_a_model_that_does_not_train() -> None:
     program = read_program(f"{HEAD}function forward placed {{{COMBINED}}}\n")
-    found = costs_json([layout_cost(program)])
+    cost = layout_cost(program)
     nothing = {"count": 0, "elements_per_device": 0, "bytes_per_device": 0, "wire_bytes_per_device": 0}
     sent = {"count": 1, "elements_per_device": 129, "bytes_per_device": 516, "wire_bytes_per_device": 516}
-    assert found["model"] == "m"
-    (layout,) = found["layouts"]
+    assert cost.model == "m"
+    layout = layout_json(cost)
     assert layout == {
         "layout": "hybrid",
         "mesh": {"rows": 2, "cols": 4},

@@ -16,7 +16,7 @@ from mtfc.compiler.ir.ops.collectives import KINDS
 from mtfc.compiler.ir.types import Mesh
 from mtfc.compiler.passes.pipelines import lower
 from mtfc.frontend.hardware_targets import find_hardware
-from mtfc.reports.cost_report import comparison, costs_json, formulas, layout_report
+from mtfc.reports.cost_report import comparison, formulas, layout_json, layout_report
 from mtfc.reports.difference import FIGURES, ComparedLayout, differences
 from tests.generators.programs import Generated, programs
 from tests.harness import FILE, load, lowered
@@ -126,7 +126,7 @@ def test_reports_show_every_collective(generated: Generated) -> None:
     assert all(charge.span is not None and charge.span.inside(FILE).file == FILE for charge in cost.step)
     for charge in cost.step:
         assert charge.kind is None or f"{charge.kind}{{{', '.join(charge.axes)}}}" in text
-    assert set(costs_json([cost])["layouts"][0]["step"]["collectives"]) == set(KINDS)
+    assert set(layout_json(cost)["step"]["collectives"]) == set(KINDS)
     assert "main" in comparison([cost])
 
 

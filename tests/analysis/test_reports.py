@@ -14,7 +14,7 @@ import pytest
 from mtfc.compiler.cost.volumes import layout_cost
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.passes.pipelines import lower
-from mtfc.reports.cost_report import comparison, costs_json, formula_report, formulas, layout_report
+from mtfc.reports.cost_report import comparison, formula_report, formulas, formulas_json, layout_report
 from mtfc.reports.table import aligned, count_text, flops_text, shortened, wrapped
 from tests.harness import FILE, load
 
@@ -49,14 +49,10 @@ def test_text_of_report(case: Path, update_golden: bool) -> None:
 def test_formulas_in_json() -> None:
     source = CASES[0].read_text("utf-8").partition("---\n")[0]
     programs = placed(source)
-    symbolic = [formulas(program) for program in programs]
-    plain = costs_json([layout_cost(program) for program in programs])
-    both = costs_json([layout_cost(program) for program in programs], symbolic)
-    for entry, before, layout in zip(both["layouts"], plain["layouts"], symbolic, strict=True):
-        found = entry.pop("formulas")
-        assert entry == before
+    for layout in map(formulas, programs):
+        found = formulas_json(layout)
         assert found["flops_per_device"] == str(layout.flops)
-        assert found["memory_per_device"].keys() == entry["memory_per_device"].keys()
+        assert found["memory_per_device"].keys() == layout.bytes.keys()
         assert found["leading"]["elements_per_flop"] == layout.leading_ratio
 
 
@@ -74,7 +70,8 @@ module = elaborate(parse(open("examples/two_layer.mtf").read(), "f", Diagnostics
 programs = [lower(module.programs[0], layout.mesh, layout.layout) for layout in module.layouts]
 costs = [volumes.layout_cost(program) for program in programs]
 formulas = [cost_report.formulas(program) for program in programs]
-cost_report.comparison(costs), cost_report.formula_report(formulas), cost_report.costs_json(costs, formulas)
+cost_report.comparison(costs), cost_report.formula_report(formulas)
+list(map(cost_report.layout_json, costs)), list(map(cost_report.formulas_json, formulas))
 print(*sorted({"numpy", "jax", "scipy", "sympy", "rich"} & sys.modules.keys()))
 """
     root = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ pytree, and batches are placed here. The module imports JAX at the top, so it is
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, ClassVar
 
 import attrs
@@ -243,8 +243,11 @@ class JaxProgram:
     @cached_property
     def _structs(self) -> dict[str, dict[str, jax.ShapeDtypeStruct]]:
         """The arrays of each kind by name, without data."""
-        placed = partial(NamedSharding, self.mesh)
-        return {kind: structs(self.module, kind, placed) for kind in self.module.TYPES}
+        return {kind: structs(self.module, kind, self._sharding) for kind in self.module.TYPES}
+
+    def _sharding(self, layout: Any) -> Any:
+        """Return the placement of an array whose entry of `LAYOUTS` is given."""
+        return NamedSharding(self.mesh, layout)
 
 
 def _indices(struct: Any) -> Any:

@@ -180,13 +180,9 @@ class Plan:
         """All arguments, positional and named, as `jax.ShapeDtypeStruct`s with shardings."""
 
         def struct(leaf: Leaf, sharding: Any) -> Any:
-            if leaf.key is None:
-                return jax.ShapeDtypeStruct(
-                    leaf.shape, jax.numpy.dtype(ARRAY_DTYPES[leaf.dtype]), sharding=sharding
-                )
-            return jax.ShapeDtypeStruct(
-                leaf.user_shape, jax.random.key(0, impl=leaf.key).dtype, sharding=sharding
-            )
+            is_key = leaf.key is not None
+            dtype = jax.random.key(0, impl=leaf.key).dtype if is_key else ARRAY_DTYPES[leaf.dtype]
+            return jax.ShapeDtypeStruct(leaf.user_shape, dtype, sharding=sharding)
 
         leaves = [struct(leaf, each) for leaf, each in zip(self._arguments, self._in_leaves, strict=True)]
         found: tuple[tuple[Any, ...], dict[str, Any]] = jax.tree.unflatten(self.imported.flat.in_tree, leaves)

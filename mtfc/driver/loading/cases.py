@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Self
 
 import attrs
@@ -45,6 +45,12 @@ class CaseOnDevices:
         """A layout with the same name, for messages."""
         return Layout(self.name)
 
+    def refuse(self, options: Mapping[str, object], why: str = "") -> None:
+        """Raise `UsageError` for the first option that is given: this kind of case takes none of them. why: the reason."""
+        given = next((option for option, value in options.items() if value not in (None, False)), None)
+        if given is not None:
+            raise UsageError(f"`{self.name}` is {self.kind}{why}: no {given}")
+
     def as_near(self) -> Self:
         return self
 
@@ -84,7 +90,12 @@ class MultiMeshCase(CaseOnDevices):
 
     @property
     def parts(self) -> tuple[MeshPart, ...]:
-        return parts_of(self.declared, self.rules)
+        """The parts of a program."""
+        from mtfc.meshes.mesh_labels import MeshPart
+
+        declared = self.declared
+        pairs = zip(declared.parts, self.rules, strict=True)
+        return tuple(MeshPart(part.mesh, each, part.places, part is declared.rest) for part, each in pairs)
 
     @property
     def summary(self) -> str:
@@ -166,22 +177,13 @@ class PlacementCase(CaseOnDevices):
         return generate_numpy(PlacedProgram(program, self.placement, self.declared, "gradients"))
 
 
-def parts_of(declared: MultiMeshLayout, rules: Sequence[Layout] | None = None) -> tuple[MeshPart, ...]:
-    """Return the parts of a program under a layout. rules: those of each part, if they are not the declared ones."""
-    from mtfc.meshes.mesh_labels import MeshPart
-
-    rules = [part.rules.layout for part in declared.parts] if rules is None else rules
-    pairs = zip(declared.parts, rules, strict=True)
-    return tuple(MeshPart(part.mesh, each, part.places, part is declared.rest) for part, each in pairs)
-
-
 def check_multi_mesh(programs: Sequence[Program], layouts: Sequence[MultiMeshLayout]) -> Iterator[Diagnostic]:
     """Yield the errors and warnings of layouts of several meshes: each part must be legal for its equations."""
     from mtfc.meshes.segments import part_programs
 
     for declared in layouts:
         chosen = [each for each in programs if declared.is_for(each.name)]
-        own = [part_programs(program, parts_of(declared)) for program in chosen]
+        own = [part_programs(program, MultiMeshCase.of(declared).parts) for program in chosen]
         if own:
             yield from _elsewhere(declared, own)
         for each in own:

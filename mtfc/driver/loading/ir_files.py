@@ -45,9 +45,11 @@ def read_ir(file: str, choice: Choice, sources: Sources) -> tuple[Program, Level
         raise failure("E014", message, line_span(name, text, error.line)) from None
     except VerifyError as error:
         raise failure("E014", error.reason, _place(name, text, error.where)) from None
-    return (
-        (_placed(program, choice), level) if level == "global" else (_unchosen(file, program, choice), level)
-    )
+    if level == "global":
+        return _placed(program, choice), level
+    if choice.mesh or choice.layout:
+        raise UsageError(f"{file} has layouts already: no --mesh or --layout")
+    return program, level
 
 
 def level_of(program: Program) -> Level:
@@ -62,12 +64,6 @@ def level_of(program: Program) -> Level:
         else:
             return level
     raise next((each for each in errors if "at level" not in each.reason), errors[-1])
-
-
-def _unchosen(file: str, program: Program, choice: Choice) -> Program:
-    if choice.mesh or choice.layout:
-        raise UsageError(f"{file} has layouts already: no --mesh or --layout")
-    return program
 
 
 def _placed(program: Program, choice: Choice) -> Program:

@@ -252,7 +252,10 @@ def choose(
     program = module.programs[0]
     placement = placement_named(choice.layout, module) if or_placement else None
     if placement is not None:
-        _check_options(placement, choice)
+        chosen = PlacementCase(placement, program)
+        chosen.refuse({"--mesh": choice.mesh}, ", which has devices of its own")
+        by_passes = {"--passes": choice.passes, "--memory": choice.memory}
+        chosen.refuse(by_passes, ", which is not lowered by passes")
         return Selection(program, (), module.hardware, (placement,), module)
     multi_mesh = _chosen_multi_mesh(module, choice, program.name, every_layout) if or_multi_mesh else None
     if multi_mesh is not None:
@@ -283,17 +286,6 @@ def say_left_out(selection: Selection, what: str, help: str) -> None:
         say(f"{what} {', '.join(names)}, of several meshes: {help}")
 
 
-def _check_options(placement: DeclaredPlacement, choice: Choice) -> None:
-    """Raise `UsageError` for options that a placement does not take."""
-    if choice.mesh is not None:
-        raise UsageError(f"`{placement.name}` is a placement, which has devices of its own: no --mesh")
-    for option, value in (("--passes", choice.passes), ("--memory", choice.memory)):
-        if value is not None:
-            raise UsageError(
-                f"`{placement.name}` is a placement, which is not lowered by passes: no {option}"
-            )
-
-
 def _chosen_multi_mesh(
     module: Module, choice: Choice, model: str, every_layout: bool
 ) -> MultiMeshLayout | None:
@@ -304,9 +296,8 @@ def _chosen_multi_mesh(
         found = next((each for each in module.multi_mesh if each.is_for(model)), None)
     if found is None:
         return None
-    for option, value in (("--mesh", choice.mesh), ("--passes", choice.passes), ("--memory", choice.memory)):
-        if value is not None:
-            raise UsageError(f"`{found.name}` is a layout of several meshes: no {option}")
+    for_one_mesh = {"--mesh": choice.mesh, "--passes": choice.passes, "--memory": choice.memory}
+    MultiMeshCase.of(found).refuse(for_one_mesh)
     if not found.is_for(model):
         raise UsageError(
             f"layout `{found.name}` is for model {' and '.join(found.models)}, and not for {model}"

@@ -43,9 +43,7 @@ Means = dict[str, float]
 def check_hosts(case: Case, hosts: Hosts) -> None:
     """Raise `UsageError` for a placement or a layout of several meshes in several processes."""
     if hosts.are_several and not isinstance(case, LayoutOnMesh):
-        raise UsageError(
-            f"`{case.name}` is {case.kind}, which runs in one process: no --coordinator or --distributed"
-        )
+        case.refuse({"--coordinator or --distributed": True}, ", which runs in one process")
 
 
 @attrs.frozen(eq=False)

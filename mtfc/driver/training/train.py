@@ -21,7 +21,7 @@ from mtfc.driver.data.array_files import CHECKPOINTS, About
 from mtfc.driver.data.files import RemoteFolder, cache, is_remote
 from mtfc.driver.data.inputs import data_inputs, draw_batch, given_parameters
 from mtfc.driver.errors import ERRORS, INTERRUPTED, OK, UsageError, raised_as, say
-from mtfc.driver.loading.selection import Case, LayoutOnMesh, Resizing, Selection, select
+from mtfc.driver.loading.selection import Case, Resizing, Selection, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import TrainOptions
 from mtfc.driver.running.execution import jax_program
@@ -139,17 +139,10 @@ def _predicted(options: TrainOptions, selection: Selection, sources: Sources) ->
     """Return the predicted time of a step on the target, if one is named."""
     if options.target is None:
         return None
-    from mtfc.driver.loading.target import check_room, target_of
-    from mtfc.driver.simulate import simulate_case, simulate_layout
+    from mtfc.driver.simulate import simulate_case
 
-    case, program, machines = selection.case, selection.program, selection.hardware
-    if not isinstance(case, LayoutOnMesh):
-        other = simulate_case(case, program, machines, options.target, sources).step
-        return Prediction(other.seconds, other.ideal)
-    hardware = target_of(options.target, machines, sources)
-    check_room(hardware, case.mesh, options.target)
-    step = simulate_layout(case.lower(program), hardware).step
-    return Prediction(step.seconds, step.ideal)
+    found = simulate_case(selection.case, selection.program, selection.hardware, options.target, sources)
+    return Prediction(found.step.seconds, found.step.ideal)
 
 
 @attrs.frozen

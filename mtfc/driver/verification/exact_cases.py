@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from math import lcm
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
@@ -38,9 +38,7 @@ from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import VerifyOptions
 from mtfc.driver.running.execution import without_warnings
 from mtfc.driver.verification.results import ExactCase, SizeClaim, SizesCase, Verified
-
-if TYPE_CHECKING:
-    from mtfc.meshes.multi_mesh_program import MultiMeshProgram
+from mtfc.meshes.module import generate
 
 BOTH = "step+gradients"
 """The functions that differentiation adds for the comparison."""
@@ -75,20 +73,15 @@ def exact_cases(
         for case in each_of(cases, "exact check of layout"):
             yield ExactCase(name, case.layout.name, reference.compare(case.lower(program, of=BOTH)))
         for each in multi_mesh:
-            yield ExactCase(name, each.name, _compared(reference, each.program(program, of=BOTH)))
+            cut = each.program(program, of=BOTH)
+            found = reference.compare(cut.differentiated, generate(cut, "numpy"))
+            yield ExactCase(name, each.name, found)
         if placements:  # whose operators have attention as its parts
             reference = ExactReference(program, given, seed, attention=())
         for placed in each_of(placements, "exact check of placement"):
             yield ExactCase(name, placed.name, _placed(reference, placed))
     except NotExact as error:
         yield ExactCase(name, "gradients", skipped=without_meaning(error))
-
-
-def _compared(reference: ExactReference, multi_mesh: MultiMeshProgram) -> ExactResult:
-    """Return the exact comparison of a program on several meshes."""
-    from mtfc.meshes.module import generate
-
-    return reference.compare(multi_mesh.differentiated, generate(multi_mesh, "numpy"))
 
 
 def _placed(reference: ExactReference, case: PlacementCase) -> ExactResult:

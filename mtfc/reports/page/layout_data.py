@@ -41,7 +41,7 @@ from mtfc.compiler.ir.printer import layout_summary
 from mtfc.compiler.ir.types import Axes, Dim, Mesh, TensorType
 from mtfc.compiler.passes.fuse_attention import Reason
 from mtfc.reports.array_summary import finite
-from mtfc.reports.cost_report import costs_json, line_costs, sent_by_kind
+from mtfc.reports.cost_report import layout_json, line_costs, sent_by_kind
 from mtfc.reports.provenance_report import provenance_json, separate_json
 from mtfc.reports.source_lines import Line, chain_of, line_of
 from mtfc.reports.step_report import SimulatedLayout
@@ -99,7 +99,7 @@ def report_json(
     used = {line_of(span)[0] for cost in costs for span in _spans(cost)} | {own or ""}
     return {
         "kind": "layouts",
-        "cost": costs_json(costs),
+        "cost": {"model": costs[0].model, "layouts": [layout_json(each) for each in costs]},
         "target": target_json(hardware),
         "own": own,
         "sources": {file: sources[file] for file in sorted(used, key=lambda f: (f != own, f)) if file in sources},

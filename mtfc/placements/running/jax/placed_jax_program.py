@@ -67,5 +67,5 @@ class PlacedJaxProgram(JaxProgram):
     def _replicated(self) -> Any:
         return import_jax().sharding.SingleDeviceSharding(self.module.place(0))
 
-    def _sharding(self, kind: str, name: str) -> Any:
+    def _sharding(self, layout: Any) -> Any:
         return self._replicated
