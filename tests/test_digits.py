@@ -35,7 +35,7 @@ def losses(folder: Path, backend: str, layout: str) -> list[float]:
     options = RunOptions(
         str(ROOT / "examples" / "digits.mtf"),
         Choice(layout=layout),
-        backend,
+        backend=backend,
         train=True,
         steps=STEPS,
         data=str(folder / "train.npz"),

@@ -68,7 +68,7 @@ def test_tilings_know_the_shares(source: str) -> None:
     found = best_layouts(network_of(program, LINE, UNEVEN), None, monotonic() + AMPLE)
     function = compiled(program, LINE, found.layout)
     assert sum(seconds_of(function, Topology.of(LINE, UNEVEN), UNEVEN.device)) == pytest.approx(
-        found.cost, rel=0.005
+        found.objective, rel=0.005
     )
 
 

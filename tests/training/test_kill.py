@@ -150,7 +150,6 @@ def parts_of_saves(folder: Path, pattern: str) -> set[Path]:
 CASES = [("data.npz", ""), *([("data.npz@1,more.npz@2", ""), ("data.npz", STORE)] if KILLS > 5 else [])]
 
 
-@pytest.mark.usefixtures("place")
 @pytest.mark.parametrize(("data", "store"), CASES)
 def test_a_killed_run_goes_on_with_the_same_bits(folder: Path, data: str, store: str) -> None:
     whole, killed = (f"{name}-{data}" for name in ("whole", "killed"))
