@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import importlib
+import io
 import statistics
 import subprocess
 import sys
+import tokenize
 from collections.abc import Iterable, Iterator, Mapping, Set
 from functools import cache
 from pathlib import Path
@@ -16,6 +18,9 @@ import pytest
 from mtfc.compiler.ir.ops import OPS
 
 ROOT = Path(__file__).parents[1]
+NO_CODE = {
+    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER
+}  # fmt: skip
 MODULES = sorted(path for path in (ROOT / "mtfc").rglob("*.py") if path.parent.name != "starter")
 
 ORDER = [
@@ -344,3 +349,26 @@ def test_simulate_does_not_load_jax() -> None:
 
 def test_cost_does_not_load_jax() -> None:
     assert not loaded_by("cost", "examples/digits.mtf", "--symbolic") & {"jax", "numpy"}
+
+
+MOST_CODE = 71_350
+"""The lines of code that the package may have. A change that adds some deletes as many; a larger number needs a decision."""
+
+
+def test_the_package_does_not_grow() -> None:
+    """Blank lines, comments and docstrings do not count."""
+    assert sum(map(lines_of_code, sorted((ROOT / "mtfc").rglob("*.py")))) <= MOST_CODE
+
+
+def lines_of_code(path: Path) -> int:
+    text = path.read_text("utf-8")
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    found = {n for each in tokens if each.type not in NO_CODE for n in range(each.start[0], each.end[0] + 1)}
+    for node in ast.walk(ast.parse(text)):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
+            found -= {*range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+    return len(found)

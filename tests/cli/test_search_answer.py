@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from time import process_time
 
@@ -196,3 +197,15 @@ def test_usual_layouts_are_priced_until_one_fits() -> None:
     layouts = [(Mesh("m", (("x", 2),)), Layout(name)) for name in ("first", "second", "third", "fourth")]
     assert [*finder.in_time(layouts, process_time() - 1)] == layouts[:3]
     assert priced == ["first", "second", "third"]
+
+
+def test_the_memory_of_a_device_is_an_option(mtfc: Mtfc) -> None:
+    """A plan for less memory than the machine's: with micro-batches, whose options are named."""
+    asked = ("search", str(EXAMPLES / "llama.mtf"), "--model", "llama", "--target", "h100", "--devices", "64")
+    small = [part for each in ("layers=2", "batch=256", "length=2048") for part in ("--dim", each)]
+    found = " ".join(mtfc(*asked, *small, "--memory", "6GiB", "--budget", "4").out.split())
+    assert "Memory of 6 GiB: " in found
+    ((number, size),) = re.findall(r"\d+ micro-batches: `--dim batch=(\d+) --set accumulate=(\d+)`", found)
+    assert int(number) * int(size) == 256
+    assert "a device has 1 MiB" in mtfc(*asked, *small, "--memory", "1MiB", "--budget", "1").err
+    assert "--memory: expected a size" in mtfc(*asked, "--memory", "full").err
