@@ -179,9 +179,9 @@ class LayoutSearchResult:
             f"overlaps with independent computation. {COMPARED[self.objective]}"
         ]
         if (limit := found.layout.forms.recompute) and limit not in RECOMPUTED:
-            limit = limit if isinstance(limit, str) else bytes_text(limit)
+            size = f" ({bytes_text(limit)})" if isinstance(limit, int) else ""
             notes.append(
-                f"note: this layout fits into {limit} because the backward pass computes values again"
+                f"note: this layout fits with `recompute: {limit}`{size}, which computes values again"
             )
         training = self.program.training
         if training is not None and training.accumulate > 1:

@@ -17,7 +17,7 @@ from mtfc.cli.options import Options
 from mtfc.compiler.search.per_equation import per_equation_search as tiling_search
 from mtfc.compiler.search.solver import solver_search
 from mtfc.driver.loading.sources import Sources
-from mtfc.driver.options import SearchOptions
+from mtfc.driver.options import ChainOptions, SearchOptions
 from mtfc.driver.searching import compilation_time, placements
 from mtfc.driver.searching.pipelined import PipelineSearch
 from mtfc.driver.searching.search import search
@@ -107,7 +107,7 @@ def test_micro_batches_are_found_where_nothing_else_fits(mtfc: Mtfc) -> None:
     """The batch of the step stays the same: 1,024 examples. The file that the search writes has both numbers."""
     Path("own.mtf").write_text(BOX.replace("memory: 100", "memory: 12e3") + STACK)
     found = search(SearchOptions("own.mtf", devices=4), Sources())
-    assert "micro-batches, `accumulate = " in found.result.report()
+    assert "micro-batches: `--dim batch=" in found.result.report()
     written = found.written()
     Path("found.mtf").write_text(written)
     (batch,), (number,) = (
@@ -898,4 +898,5 @@ def test_written_layouts_cause_no_warning(mtfc: Mtfc, space: str) -> None:
 def test_the_driver_has_the_defaults_of_the_command() -> None:
     parser = argparse.ArgumentParser()
     command.add_arguments(search_command, parser)
-    assert search_command._options(parser.parse_args(["model.mtf"], Options())) == SearchOptions("model.mtf")
+    given = parser.parse_args(["model.mtf"], Options())
+    assert given.record(SearchOptions, chains=given.record(ChainOptions)) == SearchOptions("model.mtf")
