@@ -60,9 +60,10 @@ def simulate(
     check_room(hardware, case.mesh, target)
     if servers:
         case = _for_servers(case)
-    return simulate_layout(
-        case.on(hardware).lower(selection.program), hardware, _order(place, case.mesh), servers
-    )
+    lowered = case.on(hardware).lower(selection.program)
+    found = simulate_layout(lowered, hardware, _order(place, case.mesh), servers)
+    limit = case.limit.memory if choice.memory and case.limit is not None else None
+    return attrs.evolve(found, room=min(found.room, limit)) if isinstance(limit, int) else found
 
 
 def _check_options(

@@ -209,3 +209,6 @@ def test_the_memory_of_a_device_is_an_option(mtfc: Mtfc) -> None:
     assert int(number) * int(size) == 256
     assert "a device has 1 MiB" in mtfc(*asked, *small, "--memory", "1MiB", "--budget", "1").err
     assert "--memory: expected a size" in mtfc(*asked, "--memory", "full").err
+    layout = ("--mesh", "all:64", "--layout", "batch:all;params:{*:all}", "--target", "h100")
+    shown = mtfc("simulate", *asked[1:4], *layout, *small, "--memory", "17GiB").out
+    assert re.search(r"memory +[\d.]+ GiB  of 17 GiB", shown)
