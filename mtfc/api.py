@@ -619,7 +619,7 @@ def report(
         return layouts_page(file, choice, sources, machine, search)
 
 
-@_taking(ProgramOptions)
+@_taking(LoweringOptions)
 def search(
     path: PathOption,
     *,
@@ -630,13 +630,14 @@ def search(
     objective: str | None = None,
     budget: float = 60.0,
     exhaustive: bool = False,
-    **options: Unpack[ProgramOptions],
+    **options: Unpack[LoweringOptions],
 ) -> Search:
     """Search for the best layout, or in the space `"soap"` for the best placement, of a .mtf file's model on a machine.
 
     The record is that of `mtfc search --format json`, with seconds and bytes of one device. Without a `target`, the machine is
     the first that the file declares, else `"h100"`. `layout` is for the space `"forms"`, which keeps its rules. `axes_names` are
-    names for the axes of searched meshes, and `budget` is in seconds. Raises `NothingFits` if no layout fits into memory.
+    names for the axes of searched meshes, `budget` is in seconds, and `memory` is that of a device, in place of the machine's.
+    Raises `NothingFits` if no layout fits into memory.
     """
     from mtfc.compiler.search.found import VALUES
     from mtfc.driver.searching.meshes import MOST_DEVICES

@@ -541,5 +541,5 @@ def test_sums_of_stored_gradients_are_not_gathered() -> None:
     )
     carried = r"(sum_loss\w*, \w+)"
     assert re.search(rf"{carried} = carry\n.*\n +\1, \w+ = bound\(\w+, \1, \w+\)", generate(program)), (
-        "XLA may not move sums out of the loop: libtpu 0.0.42 fails where it tries"
+        "XLA may not move sums out of the loop: libtpu 0.0.42 fails where it tries to"
     )

@@ -8,9 +8,11 @@ from time import process_time
 
 import pytest
 
+import mtfc as api
 from mtfc.compiler.cost.step_time import sent_on_lanes
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.types import Layout, Mesh
+from mtfc.compiler.search.found import NothingFits
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import select
 from mtfc.driver.loading.sources import Sources
@@ -209,6 +211,8 @@ def test_the_memory_of_a_device_is_an_option(mtfc: Mtfc) -> None:
     assert int(number) * int(size) == 256
     assert "a device has 1 MiB" in mtfc(*asked, *small, "--memory", "1MiB", "--budget", "1").err
     assert "--memory: expected a size" in mtfc(*asked, "--memory", "full").err
+    with pytest.raises(NothingFits, match="a device has 1 KiB"):
+        api.search(TWO_LAYER, target="h100", devices=2, memory="1KiB", budget=1)
     layout = ("--mesh", "all:64", "--layout", "batch:all;params:{*:all}", "--target", "h100")
     shown = mtfc("simulate", *asked[1:4], *layout, *small, "--memory", "17GiB").out
     assert re.search(r"memory +[\d.]+ GiB  of 17 GiB", shown)

@@ -11,7 +11,7 @@ import pytest
 from mtfc.backends import hlo
 from mtfc.backends.jax import runtime as jax_runtime
 from mtfc.compiler.activity import progress_to
-from mtfc.compiler.cost.hardware import Device, Hardware, Rate
+from mtfc.compiler.cost.hardware import Device, Hardware, Link, Rate
 from mtfc.compiler.cost.sizes import Numbers
 from mtfc.compiler.cost.topology import COMBINED
 from mtfc.compiler.cost.volumes import charges, total
@@ -61,6 +61,14 @@ def test_no_layout_costs_less_than_its_bound(program: HasSource) -> None:
 test_no_layout_of_windows_costs_less = holds_for(SPATIAL, EXAMPLES // 2)(
     test_no_layout_costs_less_than_its_bound.check
 )
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (2, 2, 2)])
+def test_no_layout_on_a_whole_torus_costs_less_than_its_bound(sizes: tuple[int, ...]) -> None:
+    """There a reduce-scatter over all axes takes twice as long as one axis after the other."""
+    link = Link("ici", "torus", sizes, Rate.constant(1e6), 1e-6)
+    for mesh in meshes(2 ** len(sizes), 2):
+        check_bounds(example("two_layer"), mesh, attrs.evolve(SLOW_LINKS, links=(link,)), storage=True)
 
 
 @pytest.mark.parametrize(("matrix", "overhead"), [(None, 1e-3), (16, 0.0)])

@@ -168,7 +168,7 @@ def _scan(loop: LoopCode) -> Iterator[str]:
 def _held(loop: LoopCode) -> Iterator[str]:
     """Bind held arrays to the number of the iteration. Otherwise XLA would gather them before the loop, and keep them whole.
 
-    Where arrays are held, what the loop carries is bound, too: libtpu would try to scatter sums after the loop, and stop.
+    Where arrays are held, what the loop carries is bound, too: libtpu would try to scatter sums after the loop, and fail.
     """
     if loop.held:
         names = [*loop.carried, *loop.held]

@@ -227,8 +227,9 @@ class Topology:
         rate = sum(self.bandwidth(side, sending.kind, whole) for side in sides)
         steps = sum(side.steps for side in sides)
         sent = sending.round_bytes(whole, members, sides[0].inner)
-        rounds = 2 if sending.kind == "reduce_scatter" and self._is_whole(sides) else sending.rounds
-        return rounds * (steps * sides[0].lane.link.latency + sent / rate)
+        if sending.kind == "reduce_scatter" and self._is_whole(sides):
+            sending = SENDINGS["all_reduce"]
+        return sending.rounds * (steps * sides[0].lane.link.latency + sent / rate)
 
     def _is_whole(self, sides: Sequence[Crossing]) -> bool:
         """True for all devices of a torus of several sides. There libtpu reduces all, and then takes parts (0.0.42, 0.0.52)."""

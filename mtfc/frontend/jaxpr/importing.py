@@ -427,7 +427,7 @@ def training_functions(whole: Function, replaced: Mapping[str, str]) -> tuple[Fu
     plain = [output for output in whole.outputs if output.name not in replaced]
     if len(plain) == len(whole.outputs):
         return (whole,)
-    early = early_results(whole.body, [output.value for output in plain])
+    early = before_gradients(whole.body, [output.value for output in plain])
     plain = [output for output in plain if output.value in early]
     model = {a.value for a in whole.arguments if a.value.name in replaced.values()}
     needed = _ancestors(whole.body, (output.value for output in plain))
@@ -458,10 +458,11 @@ def _gradients(body: Sequence[Equation], plain: Iterable[Output]) -> list[Output
     return [Output(names.fresh("gradient"), value) for value in dict.fromkeys(used) if value in backward]
 
 
-def early_results(body: Sequence[Any], outputs: Sequence[Any]) -> set[Any]:
-    """Return the outputs that need no gradient, or else all: a reported norm of the gradients is computed where they are updated.
+def before_gradients(body: Sequence[Any], outputs: Sequence[Any]) -> set[Any]:
+    """Return the outputs that need no gradient, or all outputs if each needs one.
 
-    body: equations, or steps of a jaxpr.
+    The others, such as a norm of the gradients, are computed with the update: on gradients as they are stored. body: equations,
+    or steps of a jaxpr.
     """
     late = set[Any]()
     for step in body:
@@ -472,7 +473,7 @@ def early_results(body: Sequence[Any], outputs: Sequence[Any]) -> set[Any]:
 
 def update_results(steps: Sequence[AppliedPrimitive], outputs: Sequence[Operand]) -> frozenset[Var]:
     """Return the results of the steps of the update: neither gradients nor some outputs need them."""
-    needed = early_results(steps, outputs)
+    needed = before_gradients(steps, outputs)
     found: list[AppliedPrimitive] = []
     for step in reversed(steps):
         if step.stage == "backward" or not needed.isdisjoint(step.results):
