@@ -117,6 +117,22 @@ def test_a_slice_is_faster_than_a_line() -> None:
     assert found == pytest.approx(dict.fromkeys(("ici.0", "ici.1"), 4 * A + S * 7 / 8 / (2 * B)))
 
 
+def test_a_tree_sums_over_many_members_of_a_switch() -> None:
+    """A level of a tree takes two steps of a ring, so a ring has fewer up to six members; the bytes sent are the same."""
+    expected = {2: 1, 6: 5, 8: 6, 32: 10, 33: 12}
+    for members, steps in expected.items():
+        topology = Topology.of(grid(all=members), machine(switch(64)))
+        found = topology.seconds("all_reduce", ("all",), S)
+        assert found == pytest.approx({"switch": 2 * (steps * A + S * (members - 1) / members / B)})
+
+
+def test_the_place_of_members_on_a_switch_is_of_no_matter() -> None:
+    topology = Topology.of(grid(rows=4, cols=16), machine(switch(64)))
+    near, far = (topology.seconds("all_gather", (axis,), S) for axis in ("cols", "rows"))
+    assert near == pytest.approx({"switch": 15 * A + S * 15 / B})
+    assert far == pytest.approx({"switch": 3 * A + S * 3 / B})
+
+
 def test_axes_that_do_not_go_into_a_slice_have_the_whole_torus() -> None:
     pair = machine(switch(2, name="chip"), torus(4, 4))
     found = axis_parts(Topology.of(grid(a=2, b=3), pair))
@@ -146,7 +162,7 @@ def test_ring_algorithms_on_a_switch() -> None:
     gather = 7 * A + S * 7 / 8 / B
     assert topology.seconds("all_gather", ("all",), S / 8) == pytest.approx({"switch": gather})
     assert topology.seconds("reduce_scatter", ("all",), S) == pytest.approx({"switch": gather})
-    assert topology.seconds("all_reduce", ("all",), S) == pytest.approx({"switch": 2 * gather})
+    assert topology.seconds("all_reduce", ("all",), S) == pytest.approx({"switch": 2 * (gather - A)})
     exchange = 7 * A + S * 7 / 64 / B
     assert topology.seconds("all_to_all", ("all",), S / 8) == pytest.approx({"switch": exchange})
     assert topology.seconds("permute", ("all",), S / 8, hops=1) == pytest.approx({"switch": A + S / 8 / B})

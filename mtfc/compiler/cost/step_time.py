@@ -368,7 +368,7 @@ class ParameterServers:
         """Return the seconds in which all devices push a gradient, and then pull the parameter."""
         mesh = self.topology.mesh
         size = sum(value.type.local_bytes(mesh) for value in eqn.operands)
-        outermost = max(self.topology.crossings(axes_of(eqn)), key=lambda crossing: crossing.stride)
+        outermost = self.topology.crossings(axes_of(eqn))[-1]
         link = outermost.lane.link
         pushed = mesh.size(axes_of(eqn)) * size / self.number
         each = link.latency + max(

@@ -9,7 +9,8 @@ A collective uses all lanes of its axes at once (pipelined, as rings of rings ar
 algorithm, with `n` members, `S` bytes of the whole array, and `p` devices per member:
 
     all-gather, reduce-scatter   (n - 1) latency + S (n - 1) / (n p bandwidth)
-    all-reduce                   both of them, as libtpu has it for a reduce-scatter over a whole torus of several sides
+    all-reduce                   both of them, as libtpu has it for a reduce-scatter over a whole torus of several sides; on a
+                                 switch the least of 2 (n - 1) latencies and, for a tree, 4 log2 n
     all-to-all                   (n - 1) latency + s (n - 1) / (n bandwidth), of s bytes on each device; on a ring or line, where
                                  they pass through others, s floor(n/2) ceil(n/2) / (n bandwidth)
     permute                      latency and s / bandwidth for each hop; a shift goes one way round a ring, the shorter one
@@ -20,7 +21,8 @@ a permute.
 
 `bandwidth` is that of one device while all send: a k-th of a link that k devices share. A member of a ring has neighbours on
 both sides, so twice the bandwidth and half the steps. The sides of a torus add up. Groups whose members are not adjacent share
-the links of a ring. Sources: nccl-tests' PERFORMANCE.md for rings, the JAX scaling book (jax-ml.github.io/scaling-book/sharding)
+the links of a ring. Sources: nccl-tests' PERFORMANCE.md for rings, NCCL's src/graph/tuning.cc for trees (5 us a level where a
+step of a ring takes 2.7), the JAX scaling book (jax-ml.github.io/scaling-book/sharding)
 for tori and hierarchies: the largest over levels of S (n - 1) / (n W), of W the bandwidth of a member, which is p times that of
 its devices.
 """
@@ -80,6 +82,11 @@ class Crossing:
     def steps(self) -> int:
         """The number of neighbours that data passes on its way around."""
         return self.stride * (self.size // 2 if self.is_ring else self.size - 1)
+
+    @property
+    def levels(self) -> int:
+        """The number of steps from the leaves of a binary tree to its root, where each member waits for two others."""
+        return 2 * (self.size - 1).bit_length()
 
 
 def lanes(hardware: Hardware) -> list[Lane]:
@@ -158,7 +165,7 @@ class Topology:
         lane = parts[0].lane
         reach = max(part.stride * part.size for part in parts)
         is_ring = reach == self.used[lane.name] > 2 and self._wraps(lane)
-        return Crossing(lane, size, reach // size, inner, is_ring)
+        return Crossing(lane, size, reach // size if lane.link.has_neighbours else 1, inner, is_ring)
 
     def _wraps(self, lane: Lane) -> bool:
         """True if the members in use of a lane form a ring, so that each has neighbours on both sides."""
@@ -226,6 +233,8 @@ class Topology:
         members = prod(side.size for side in sides)
         rate = sum(self.bandwidth(side, sending.kind, whole) for side in sides)
         steps = sum(side.steps for side in sides)
+        if sending.kind == "all_reduce" and not sides[0].lane.link.has_neighbours:
+            steps = min(steps, sides[0].levels)
         sent = sending.round_bytes(whole, members, sides[0].inner)
         if sending.kind == "reduce_scatter" and self._is_whole(sides):
             sending = SENDINGS["all_reduce"]
@@ -259,8 +268,7 @@ class Topology:
         """
         link = crossing.lane.link
         rate = link.rate(kind).at(size) / min(link.shared, self.mesh.devices)
-        between = crossing.stride if link.has_neighbours else 1
-        return rate * (2 if crossing.is_ring else 1) / between
+        return rate * (2 if crossing.is_ring else 1) / crossing.stride
 
 
 def lie_as_one(mesh: Mesh, hardware: Hardware, first: int) -> bool:
