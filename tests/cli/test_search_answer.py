@@ -197,7 +197,7 @@ def test_usual_layouts_are_priced_until_one_fits() -> None:
 
     finder = LayoutFinder(None, Pricer(), "time")  # type: ignore[arg-type]
     layouts = [(Mesh("m", (("x", 2),)), Layout(name)) for name in ("first", "second", "third", "fourth")]
-    assert [*finder.in_time(layouts, process_time() - 1)] == layouts[:3]
+    assert [*finder.in_time(layouts, finder.pricer, process_time() - 1)] == layouts[:3]
     assert priced == ["first", "second", "third"]
 
 

@@ -22,7 +22,7 @@ from mtfc.compiler.search.global_layouts.layout_space import space_of
 from mtfc.compiler.search.global_layouts.repeated_facts import RepeatedFacts
 from mtfc.compiler.search.global_layouts.step_facts import StepFacts
 from mtfc.compiler.search.global_layouts.sum_bound import SumBound
-from mtfc.compiler.search.pricer import LayoutPricer, of_layers
+from mtfc.compiler.search.pricer import LayoutPricer
 from mtfc.compiler.search.repeated_layers import RepeatedLayers, shortened_program
 from mtfc.driver.jax_functions.imported_program import ImportedProgram
 from mtfc.driver.jax_functions.plan import machine
@@ -130,7 +130,7 @@ STORED = Rules(((EVERY, ("x",)),))
 )
 def test_prices_are_those_of_the_whole_program(program: ImportedProgram, layout: Layout) -> None:
     exact = LayoutPricer.of(program.program, machine("h100"))
-    layers = of_layers(exact)[0]
+    layers = exact.layers[0]
     assert layers is not None
     assert layers.number >= LAYERS - 2
     assert layers.share < 1
@@ -170,7 +170,7 @@ def test_the_whole_program_is_priced_only_where_values_must_be_computed_again(
     assert small.tiled < large.tiled
     room = attrs.evolve(plain.hardware.device, memory=(small.tiled + large.tiled) // 2)
     exact = attrs.evolve(plain, hardware=attrs.evolve(plain.hardware, device=room), recomputes=True, alike={})
-    layers = of_layers(exact)[0]
+    layers = exact.layers[0]
     assert layers is not None
     pricing = layers.pricing("time")
     fits = pricing(MESH, data)
@@ -193,7 +193,7 @@ def test_layers_with_two_residuals_are_cut_where_all_passes_allow(model: Callabl
 @pytest.mark.usefixtures("many")
 def test_layers_that_are_needed_elsewhere_stay() -> None:
     exact = LayoutPricer.of(imported(remembering).program, machine("h100"))
-    assert of_layers(exact)[0] is None
+    assert exact.layers[0] is None
 
 
 @pytest.mark.usefixtures("many")
@@ -201,7 +201,7 @@ def test_layers_that_are_the_smaller_part_stay() -> None:
     """Two shorter programs would take longer than the whole, and their difference would be a small one of large figures."""
     exact = LayoutPricer.of(imported(scaled_often).program, machine("h100"))
     assert RepeatedLayers.of(exact.program.functions[0]) is not None
-    assert of_layers(exact) == (None, None)
+    assert exact.layers == (None, None)
 
 
 @pytest.mark.usefixtures("many")
@@ -235,7 +235,7 @@ def test_bounds_are_those_of_the_whole_program(
     monkeypatch.setattr(SumBound, "_in_turn", lambda self, latencies: np.zeros(latencies.shape[1]))
     found = imported(model)
     pricer = LayoutPricer.of(found.program, machine("h100"))
-    short = of_layers(pricer)[1]
+    short = pricer.layers[1]
     assert short is not None
     assert short[1] >= LAYERS - 3
     space = space_of(found.program.function("forward"), found.unsplit().rules, storage=True)
@@ -258,7 +258,7 @@ def test_layers_with_facts_of_their_own_are_not_repeated() -> None:
     """A second and a third layer must add the same facts."""
     found = imported(rounding)
     pricer = LayoutPricer.of(found.program, machine("h100"))
-    short = of_layers(pricer)[1]
+    short = pricer.layers[1]
     assert short is not None
     (first, second, third, fourth), number = short
     whole = StepFacts.of(pricer.undistributed(), pricer.hardware.device)

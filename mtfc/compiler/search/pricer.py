@@ -66,6 +66,27 @@ class LayoutPricer:
         """The facts of the step, where no regime of the device has less."""
         return StepFacts.of(self.undistributed(), cheapest(self.hardware.device))
 
+    @cached_property
+    def layers(self) -> tuple[LayersPricer | None, tuple[tuple[Function, ...], int] | None]:
+        """What prices and what bounds a long program with repeated layers; None where these are less than half of it.
+
+        These are a pricer; and, for `RepeatedFacts`, undistributed functions with the first layers, and the number of all layers.
+        """
+        (function,) = self.program.functions
+        layers = RepeatedLayers.of(function) if len(function.body) >= MANY_EQUATIONS else None
+        if layers is None:
+            return None, None
+        programs = [shortened_program(self.program, layers, kept) for kept in (0, *SHORT)]
+        found = [None if each is None else LayoutPricer(each, self.hardware) for each in programs]
+        shorter, longer, *_ = found
+        pricing = None
+        if shorter is not None and longer is not None:
+            pricing = LayersPricer(shorter, longer, layers.number, self if self.recomputes else None)
+            if pricing.share >= 1:
+                return None, None
+        steps = tuple(each.undistributed() for each in found[1:] if each is not None)
+        return pricing, (steps, layers.number) if len(steps) == len(SHORT) else None
+
     def lowered(self, mesh: Mesh, layout: Layout) -> Function:
         """Return one processor's program."""
         return self._lowered(self._placed(mesh, layout))
@@ -180,27 +201,6 @@ class LayersPricer:
             return price
 
         return recomputing
-
-
-def of_layers(pricer: LayoutPricer) -> tuple[LayersPricer | None, tuple[tuple[Function, ...], int] | None]:
-    """Return what prices and what bounds a long program with repeated layers; None where these are less than half of it.
-
-    These are a pricer; and, for `RepeatedFacts`, undistributed functions with the first layers, and the number of all layers.
-    """
-    (function,) = pricer.program.functions
-    layers = RepeatedLayers.of(function) if len(function.body) >= MANY_EQUATIONS else None
-    if layers is None:
-        return None, None
-    programs = [shortened_program(pricer.program, layers, kept) for kept in (0, *SHORT)]
-    found = [None if each is None else LayoutPricer(each, pricer.hardware) for each in programs]
-    shorter, longer, *_ = found
-    pricing = None
-    if shorter is not None and longer is not None:
-        pricing = LayersPricer(shorter, longer, layers.number, pricer if pricer.recomputes else None)
-        if pricing.share >= 1:
-            return None, None
-    steps = tuple(each.undistributed() for each in found[1:] if each is not None)
-    return pricing, (steps, layers.number) if len(steps) == len(SHORT) else None
 
 
 def _extrapolated(a: Price, b: Price, number: int) -> Price:

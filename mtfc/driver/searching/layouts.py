@@ -31,7 +31,7 @@ from mtfc.compiler.search.found import (
 )
 from mtfc.compiler.search.global_layouts.global_search import ROUNDING, GlobalSpace
 from mtfc.compiler.search.idle_axes import without_idle_axes
-from mtfc.compiler.search.pricer import LayersPricer, LayoutPricer, of_layers
+from mtfc.compiler.search.pricer import LayoutPricer
 from mtfc.compiler.search.usual_layouts import joined, products, usual_layouts
 from mtfc.driver.errors import say
 from mtfc.driver.loading.choice import BestLayout
@@ -49,8 +49,13 @@ from mtfc.reports.why_not_report import WhyNot
 STARTING = 0.25
 """The part of the time of a search of tilings for the best global layout."""
 
-EXACT = 1.5
-"""The time that is left to price the best layout of a model with repeated layers exactly, in expected times."""
+EXACT, NEAREST = 1.5, 2
+"""The time that is left to price a layout of a model with repeated layers exactly, in expected times; and the number of given
+layouts, the best ones by the prices of layers, that are priced exactly.
+"""
+
+COMPARING = 0.5
+"""The part of the time in which the layouts of the table are priced."""
 
 
 @attrs.frozen
@@ -85,7 +90,7 @@ class LayoutFinder:
         known: layouts to start from. rules: rules that the layout must have. Repeated layers are priced once, and at the end the
         best layout is priced exactly. with_forms: choose also the forms of the layout, in a part of the time.
         """
-        layers, short = of_layers(self.pricer)
+        layers, short = self.pricer.layers
         fixed = Rules() if rules is None else rules.rules
         space = GlobalSpace(
             self.pricer.undistributed(),
@@ -108,21 +113,29 @@ class LayoutFinder:
                 found = find(self.pricer, until)
             else:
                 unsplit = [(mesh, rules or Layout("")) for mesh in meshes]
-                found = self._by_layers(find, layers, until, plain or unsplit[:1])
+                found = self._by_layers(find, layers.share, until, plain or unsplit[:1])
         best = self.with_loop_forms(found, until) if with_forms else found
         return best if best.refuted else self.bounded(best, best.lower_bound)
 
-    def _by_layers(self, find: FindPlan, layers: LayersPricer, until: float, given: Sequence[Plan]) -> Found:
-        """Find the best layout by the prices of repeated layers, and price it exactly, as those that are given.
+    def _by_layers(self, find: FindPlan, share: float, until: float, given: Sequence[Plan]) -> Found:
+        """Find the best layout by the prices of repeated layers, and price it exactly, as the nearest that are given.
 
         The prices of the first of these tell how long a price takes.
         """
-        pricing = layers.pricing(self.objective)
-        compiling = EXACT * min(_seconds(pricing, *each) for each in given[:2]) / layers.share
-        found = find(pricing, until - compiling)
-        others = (attrs.evolve(found, mesh=mesh, layout=layout, without_forms=None) for mesh, layout in given)
-        exact = [self._exact(each) for each in (found, *others)]
-        best = min(exact, key=lambda each: each.objective)
+        pricing = self.quick
+        compiling = EXACT * min(_seconds(pricing, *each) for each in given[:2]) / share
+        found = find(pricing, until - NEAREST * compiling)
+        ranked = sorted(given, key=lambda each: value_of(pricing(*each), self.objective))
+        near = [each for each in given if each in self.pricer.known] + ranked[:NEAREST]
+        best = self._exact(found)
+        for mesh, layout in near:
+            if (
+                best.objective == inf
+                or process_time() + compiling < until
+                or (mesh, layout) in self.pricer.known
+            ):
+                other = self._exact(attrs.evolve(found, mesh=mesh, layout=layout, without_forms=None))
+                best = min(best, other, key=lambda each: each.objective)
         return best if best.objective < inf else find(self.pricer, until)
 
     def _exact(self, found: Found) -> Found:
@@ -187,14 +200,23 @@ class LayoutFinder:
 
         return best(Layout(""), known, until) if avoiding is None else avoiding(best, known, until)
 
-    def in_time(self, layouts: Iterable[Plan], until: float, late: float = inf) -> Iterator[Plan]:
+    @property
+    def quick(self) -> Pricing:
+        """The prices of repeated layers if the program has many, else the prices of the program."""
+        layers, _ = self.pricer.layers
+        return self.pricer if layers is None else layers.pricing(self.objective)
+
+    def in_time(
+        self, layouts: Iterable[Plan], pricing: Pricing, until: float, late: float = inf
+    ) -> Iterator[Plan]:
         """Yield priced layouts until a time of `process_time`, or at most until `late` if none fits into the memory by then."""
         room = room_on(self.pricer.hardware, self.objective)
+        fits = any(each.tiled <= room for each in self.pricer.known.values())
         for mesh, layout in layouts:
             now = process_time()
-            if now > late or (now > until and any(each.tiled <= room for each in self.pricer.known.values())):
+            if now > late or (now > until and fits):
                 return
-            self.pricer(mesh, layout)
+            fits |= pricing(mesh, layout).tiled <= room
             yield mesh, layout
 
     def with_loop_forms(self, found: Found, until: float) -> Found:
@@ -263,7 +285,9 @@ class LayoutSearch:
         usual: Iterable[Plan] = products(finder.program.function("forward"), task.meshes, finder.trains)
         if options.axes_names is not None:
             known, usual = [*under_names(known, task.meshes)], under_names([*usual], task.meshes)
-        return cls(task, finder, others, [*known, *finder.in_time(usual, task.until, task.late)], asked)
+        return cls(
+            task, finder, others, [*known, *finder.in_time(usual, finder.quick, task.until, task.late)], asked
+        )
 
     def best_in_form(self, until: float) -> Found:
         """Find the best global layout, or the rules that stay, in the best forms. Raises `NothingFits`."""
@@ -380,7 +404,8 @@ def _compared(task: SearchTask, finder: LayoutFinder) -> dict[str, Plan]:
         for name, each in usual_layouts(finder.program.function("forward"), line, finder.trains).items()
     }
     prices = [finder.pricer(*each) for each in (*declared.values(), usual["nothing_split"])][: len(declared)]
-    in_time = {*finder.in_time(usual.values(), task.until), usual["nothing_split"]}
+    comparing = task.until - (1 - COMPARING) * (task.until - process_time())
+    in_time = {*finder.in_time(usual.values(), finder.pricer, comparing), usual["nothing_split"]}
     priced = {name: each for name, each in usual.items() if each in in_time}
     if (other := priced.pop("model_parallel_2", None)) is not None:
         two = priced["model_parallel"], (line, attrs.evolve(other[1], name="model_parallel"))

@@ -94,7 +94,7 @@ def _nearest(search: LayoutSearch) -> str:
 def _usual(search: LayoutSearch) -> tuple[float, float]:
     """Return the value of the best usual layout that fits, infinite if none does, and the least memory of all."""
     finder, room = search.finder, room_on(search.finder.pricer.hardware, search.finder.objective)
-    prices = [finder.pricer(*each) for each in (*search.others.values(), *search.known)]
+    prices = [finder.quick(*each) for each in (*search.others.values(), *search.known)]
     fitting = (value_of(each, finder.objective) for each in prices if each.tiled <= room)
     return min(fitting, default=inf), min(each.tiled for each in prices)
 
