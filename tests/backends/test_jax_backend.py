@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from mtfc.compiler.ir.types import ARRAY_DTYPES, Layout, Mesh
 from mtfc.compiler.passes.pipelines import lower
 from mtfc.frontend.elaborate import elaborate
 from mtfc.frontend.syntax.parser import parse
+from tests import harness
 from tests.backends.cases import POSITIVE, UNARY
 from tests.backends.models import CUBE, DIMS, GRID, THIN, Build, data, dims, layout, meaning, model, two_layer
 
@@ -474,3 +476,27 @@ def test_any_name_may_be_a_users(name: str) -> None:
         return {name: b("sum", b("relu", x, name=name), over=dims("a"))}
 
     check(model(build, ("f32 ab",)), GRID, layout(a="rows"))
+
+
+def test_gradients_that_several_dots_read_are_arrays_of_their_own() -> None:
+    """Each of `up` and `gate` has a gradient that one dot passes on to x, and another to the weight."""
+    text = """
+dim batch = 4; dim io = 6; dim hidden = 8; dim layers = 2
+mesh two = [a: 2]
+layout split on two = { batch: a }
+model net(x: [batch, io]) {
+  repeat layers {
+    param gate: [io, hidden] = normal(stddev = 1.0)
+    param up: [io, hidden] = normal(stddev = 1.0)
+    param down: [hidden, io] = normal(stddev = 1.0)
+    h = relu(einsum(x, gate -> [batch, hidden])) * einsum(x, up -> [batch, hidden])
+    x = einsum(h, down -> [batch, io])
+  }
+  loss = mean(x)
+  return loss
+}
+train net { minimize loss; optimizer = sgd(learning_rate = 0.1) }
+"""
+    held = re.findall(r"lax\.optimization_barrier\((.*)\)", generate(harness.lowered(text, "step")))
+    assert len(held) == 2
+    assert held[1].startswith("jnp.where(")

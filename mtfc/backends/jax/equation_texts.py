@@ -17,6 +17,7 @@ Attention calls a kernel where `analysis/attention_forms.py` finds a form that a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Set
 from functools import partial
 
@@ -53,6 +54,26 @@ def guarded(function: Function) -> dict[Value, Text]:
     texts: dict[Value, Text] = {}
     _collect(function, {}, texts)
     return texts
+
+
+def shared(function: Function) -> dict[Value, Text]:
+    """Return the texts of elementwise gradients that several dots read, behind a barrier, also in loops.
+
+    XLA for TPUs would compute them again in each of these dots, and there once for each column of tiles.
+    """
+    texts: dict[Value, Text] = {}
+    for body in (function.body, *(region_of(eqn).body for eqn in walk(function.body) if eqn.regions)):
+        dots = Counter(v for eqn in body if has_trait(eqn, "dot") for v in {*eqn.operands})
+        for eqn in body:
+            if eqn.stage == "backward" and dots[eqn.results[0]] > 1 and OPS[eqn.op].storage == "fused":
+                texts[eqn.result] = _held(OPS[eqn.op].jax)
+    return texts
+
+
+def _held(text: Text) -> Text:
+    if callable(text):
+        return lambda code: f"lax.optimization_barrier({text(code)})"
+    return f"lax.optimization_barrier({text})"
 
 
 def _collect(function: Function, numbers: Mapping[Value, float], texts: dict[Value, Text]) -> None:
