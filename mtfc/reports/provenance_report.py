@@ -5,6 +5,7 @@ A memory limit keeps some values for the backward pass, and others are computed 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -37,10 +38,16 @@ def provenance_report(found: Sequence[SentArray], own: str | None, texts: Mappin
     parts = []
     for line in sorted(lines):
         parts.append(f"  line {place_text(line, own)}  {source_text(line, split)}".rstrip())
-        parts += aligned([row for each in lines[line] for row in _rows(each, own)], indent="    ")
+        parts += aligned([row for each in _alike(lines[line]) for row in _rows(each, own)], indent="    ")
     if not found:
         return "  Nothing is sent.\n"
     return "\n".join([*parts, "", "  Bytes that each rule has a part in:", *_by_rule(found), ""])
+
+
+def _alike(found: Sequence[SentArray]) -> Iterator[SentArray]:
+    """Yield arrays as one that differ in nothing, such as the gradients of separate layers."""
+    for each, number in Counter(found).items():
+        yield attrs.evolve(each, bytes=number * each.bytes, times=number * each.times)
 
 
 def _rows(each: SentArray, own: str | None) -> Iterator[list[str]]:
@@ -169,7 +176,8 @@ class Recomputation:
         limit = f"limit {bytes_text(self.limit)}" if isinstance(self.limit, int) else f"by `{self.limit}`"
         limit, total = f"  Memory {limit}{on}:", self.total
         if not (total.saved_bytes or total.added_flops or total.added_sent_bytes):
-            return f"{limit} the step takes {before}, so nothing is computed again.\n"
+            fits = ", which fits" if isinstance(self.limit, int) else ""
+            return f"{limit} the step takes {before}{fits}: nothing is computed again.\n"
         more = [flops_text(total.added_flops)]
         more += [f"{bytes_text(total.added_sent_bytes)} sent"] if total.added_sent_bytes else []
         head = [

@@ -119,12 +119,23 @@ class ImportedProgram:
     # Plans
 
     @public
-    def plan(self, layout: LayoutOption, mesh: MeshOption, *, memory: MemoryOption | None = None) -> Plan:
+    def plan(
+        self,
+        layout: LayoutOption | None = None,
+        mesh: MeshOption | None = None,
+        *,
+        memory: MemoryOption | None = None,
+    ) -> Plan:
         """Return the plan of a layout that the user gives: `program.plan({"batch": "data"}, {"data": 8})`.
 
         memory: the memory of a device, such as "80GiB", or a machine; the backward pass of `plan.step` computes values again that
         would not fit. Raises `CompileError` for an illegal layout, and for dimensions that the program lacks.
         """
+        if layout is None or mesh is None:
+            example = "`program.plan({'batch': 'data'}, {'data': 8})`"
+            raise UsageError(
+                f"a plan needs a layout and a mesh: {example}; or let `program.search(devices=8)` find both"
+            )
         case = self._case(layout_option(layout), mesh_option(mesh))
         given = memory_option(memory)
         limit = limit_of(given, {}, case.layout)
@@ -231,8 +242,10 @@ class ImportedProgram:
         return attrs.evolve(found, layout=attrs.evolve(found.layout, rules=split_rules))
 
     def unsplit(self) -> Layout:
-        """Return rules that leave dimensions whole which no argument has: they are parts that rules have made."""
-        others = [name for name in self.program.dims if name not in self.dims]
+        """Return rules that leave whole the words of random keys, and dimensions that no argument has: rules have made these."""
+        keys = (x for step in self.imported.steps if step.has_keys for x in (*step.operands, *step.results))
+        words = {dim.name for x in keys if x.key for dim in self.imported.dims_of(x)[-1]}
+        others = [name for name in self.program.dims if name in words or name not in self.dims]
         return Layout("", Rules(tuple((name, ()) for name in others)))
 
     @public
