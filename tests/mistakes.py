@@ -203,6 +203,8 @@ IN_PYTHON: tuple[tuple[str, str, str, str], ...] = (
     ("from_jax(f, w, x, parameters='w')", "`parameters` are numbers", "(0,)", "from_jax(f, w, x, parameters=(0,))"),
     ("from_jax(lambda w, x: w if x.sum() > 0 else -w, w, x)", "depends on the values of arrays", "jnp.where",
      "from_jax(lambda w, x: jnp.where(x.sum() > 0, w, -w), w, x)"),
+    ("p.plan()", "a plan needs a layout and a mesh", "program.search(devices=8)", "p.search(devices=8, budget=0.1)"),
+    ("p.plan({'batch': 'data'})", "a plan needs a layout and a mesh", "{'data': 8}", "p.plan({'batch': 'data'}, {'data': 8})"),
     ("p.plan({'bach': 'data'}, {'data': 8})", "unknown dimension `bach`", "`batch`", "p.plan({'batch': 'data'}, {'data': 8})"),
     ("p.plan({'batch': 'dat'}, {'data': 8})", "has no axis `dat`", "`data`", "p.plan({'batch': 'data'}, {'data': 8})"),
     ("p.plan({'batch': 'data'}, 8)", "mesh=8 is neither", "{'rows': 2, 'cols': 4}",

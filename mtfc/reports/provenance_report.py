@@ -5,7 +5,6 @@ A memory limit keeps some values for the backward pass, and others are computed 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ import attrs
 
 from mtfc.compiler.analysis.provenance import AppliedRule, CollectiveCause, SentArray
 from mtfc.compiler.cost.sizes import whole
-from mtfc.compiler.cost.volumes import PlacedCost
+from mtfc.compiler.cost.volumes import PlacedCost, grouped
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Equation
 from mtfc.compiler.ir.printer import bytes_text
@@ -38,16 +37,18 @@ def provenance_report(found: Sequence[SentArray], own: str | None, texts: Mappin
     parts = []
     for line in sorted(lines):
         parts.append(f"  line {place_text(line, own)}  {source_text(line, split)}".rstrip())
-        parts += aligned([row for each in _alike(lines[line]) for row in _rows(each, own)], indent="    ")
+        alike = grouped(lines[line], lambda each: str([*_rows(each, own)]))
+        parts += aligned([row for each in alike.values() for row in _rows(_sum(each), own)], indent="    ")
     if not found:
         return "  Nothing is sent.\n"
     return "\n".join([*parts, "", "  Bytes that each rule has a part in:", *_by_rule(found), ""])
 
 
-def _alike(found: Sequence[SentArray]) -> Iterator[SentArray]:
-    """Yield arrays as one that differ in nothing, such as the gradients of separate layers."""
-    for each, number in Counter(found).items():
-        yield attrs.evolve(each, bytes=number * each.bytes, times=number * each.times)
+def _sum(alike: Sequence[SentArray]) -> SentArray:
+    """Return arrays that have equal rows as one, such as the gradients of separate layers."""
+    return attrs.evolve(
+        alike[0], bytes=sum(each.bytes for each in alike), times=sum(each.times for each in alike)
+    )
 
 
 def _rows(each: SentArray, own: str | None) -> Iterator[list[str]]:

@@ -191,9 +191,13 @@ class LayoutSearchResult:
             options = f"`{''.join(batch)}--set accumulate={training.accumulate}`"
             notes.append(f"note: a step has {training.accumulate} micro-batches: {options}")
         plain_price = self.price if plain is None else self.pricer(plain.mesh, plain.layout)
-        if (known := next((name for name, each in self.compared.items() if each == plain_price), None)) is not None:
+        if (
+            known := next((name for name, each in self.compared.items() if each == plain_price), None)
+        ) is not None:
             forms = "without forms, " * (plain is not None)
-            notes.append(f"note: {forms}the plan found has the figures of {known}: no other was found to be better")
+            notes.append(
+                f"note: {forms}the plan found has the figures of {known}: no other was found to be better"
+            )
         if (reason := why_whole(self)) is not None:
             notes.append(f"note: nothing is split: {reason}")
         if self.fewer is not None:

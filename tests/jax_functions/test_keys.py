@@ -48,3 +48,12 @@ def test_returned_keys(name: str, kind: str) -> None:
         results = jax.tree.leaves(plan.step(key, X))
         for found, wanted in zip(map(data, results), expected, strict=True):
             np.testing.assert_allclose(found, wanted, rtol=1e-6, err_msg=dim)
+
+
+@pytest.mark.parametrize("kind", ["new", "old"])
+def test_a_search_splits_no_words_of_keys(kind: str) -> None:
+    def drop(w: Any, key: Any) -> Any:
+        return w @ w * jax.random.bernoulli(key, 0.9, w.shape)
+
+    found = mtfc.from_jax(drop, np.ones((64, 64), np.float32), KEYS[kind]).search(2, budget=1)
+    assert found.rules and not any(name.startswith("key") for name in found.rules), found
