@@ -197,7 +197,7 @@ def test_plans_are_used_for_other_sizes(tmp_path: Path, capsys: pytest.CaptureFi
     with pytest.raises(ValueError, match="and the plan is for"):
         plan.step(w, jnp.ones((8, 7)))  # the function itself does not take these arrays
     (tmp_path / "old.json").write_text(re.sub(r'"format": \d+', '"format": 1', Path(file).read_text()))
-    with pytest.raises(ValueError, match="another version of mtfc, with the format 1: make the plan again"):
+    with pytest.raises(ValueError, match="another version of mtfc: make it again"):
         mtfc.from_jax(step, w, batch(8)).load(str(tmp_path / "old.json"))
     for entry in ('"sizes": 3', '"sizes": {"batch": "x"}'):
         text = re.sub(r'"sizes": \{[^}]*\}', entry, Path(file).read_text())
