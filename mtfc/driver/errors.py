@@ -108,8 +108,9 @@ def _shown(error: Exception) -> Exception | None:
     if isinstance(error, UsageError):
         unread = error.__context__
         return unread if isinstance(unread, OSError) else ValueError(in_python(str(error)))
-    is_expected = isinstance(error, (CompileError, Unavailable, NothingFits, OSError))
-    return error if is_expected else None
+    if type(error) in (Unavailable, NothingFits):
+        return type(error)(in_python(str(error)))
+    return error if isinstance(error, (CompileError, OSError)) else None
 
 
 def in_python(message: str) -> str:

@@ -177,7 +177,7 @@ class Recomputation:
         limit = f"limit {bytes_text(self.limit)}" if isinstance(self.limit, int) else f"by `{self.limit}`"
         limit, total = f"  Memory {limit}{on}:", self.total
         if not (total.saved_bytes or total.added_flops or total.added_sent_bytes):
-            fits = ", which fits" if isinstance(self.limit, int) else ""
+            fits = " and fits" * isinstance(self.limit, int)
             return f"{limit} the step takes {before}{fits}: nothing is computed again.\n"
         more = [flops_text(total.added_flops)]
         more += [f"{bytes_text(total.added_sent_bytes)} sent"] if total.added_sent_bytes else []

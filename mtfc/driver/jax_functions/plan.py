@@ -32,6 +32,7 @@ from mtfc.driver.jax_functions.shardings import (
 )
 from mtfc.driver.jax_functions.xla_faults import MetFault, met_faults, warn_of
 from mtfc.driver.loading.selection import LayoutOnMesh
+from mtfc.driver.values import target_option
 from mtfc.frontend.jaxpr.importing import Imported, Leaf
 from mtfc.frontend.jaxpr.tracing import by_place, value_of
 from mtfc.frontend.layouts.layout_text import rules_text
@@ -605,7 +606,7 @@ def machine(target: str) -> Hardware:
     from mtfc.driver.loading.target import target_of
 
     with showing(sources := Sources()):
-        return target_of(target, {}, sources)
+        return target_of(target_option(target), {}, sources)
 
 
 def _splits(type: TensorType) -> dict[str, Axes]:
