@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import mtfc
+from mtfc.compiler.search.usual_layouts import model_dims
 from tests.jax_functions.arguments import data
 
 X = np.ones((8, 4), np.float32)
@@ -57,3 +58,12 @@ def test_a_search_splits_no_words_of_keys(kind: str) -> None:
 
     found = mtfc.from_jax(drop, np.ones((64, 64), np.float32), KEYS[kind]).search(2, budget=1)
     assert found.rules and not any(name.startswith("key") for name in found.rules), found
+
+
+def test_model_parallelism_splits_no_words_of_keys() -> None:
+    model = {"w": np.ones((4, 4), np.float32), "key": KEYS["old"]}
+    program = mtfc.from_jax(
+        lambda model, x: x @ model["w"] * jax.random.bernoulli(model["key"], 0.9, (8, 4)), model, X
+    )
+    split = model_dims(program.program.function("forward"), 2)
+    assert split and not any("key" in dim.name for dims in split for dim in dims)
