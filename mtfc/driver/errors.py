@@ -122,7 +122,7 @@ def in_python(message: str) -> str:
 
 
 OPTION = re.compile(
-    r"`mtfc [^`]*`|`--([a-z][a-z-]*)(?: ([^`]+))?`|--([a-z][a-z-]*)(?: NAME=SIZE| KEY=VALUE)?"
+    r"`mtfc [^`]*`|`--([a-z][a-z-]*)(?: ([^`]+))?`|(?<!=)--([a-z][a-z-]*)(?: NAME=SIZE| KEY=VALUE)?"
 )
 """A command in backticks, an option in backticks that may have a value, or an option."""
 

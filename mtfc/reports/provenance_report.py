@@ -18,7 +18,7 @@ from mtfc.compiler.ir.core import Equation
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.passes.fuse_attention import Reason
 from mtfc.compiler.records import Summed, sums
-from mtfc.reports.source_lines import Line, fitted, line_of, line_rows, place_json, place_text, source_text
+from mtfc.reports.source_lines import fitted, line_of, line_rows, place_json, place_text, source_text
 from mtfc.reports.table import aligned, count_text, flops_text
 
 NoKernel = tuple[Equation, str, str]
@@ -30,9 +30,7 @@ def provenance_report(found: Sequence[SentArray], own: str | None, texts: Mappin
 
     texts: each file's text by name.
     """
-    lines: dict[Line, list[SentArray]] = {}
-    for each in found:
-        lines.setdefault(line_of(each.span.inside(own) if each.span else None), []).append(each)
+    lines = grouped(found, lambda each: line_of(each.span.inside(own) if each.span else None))
     split = {file: text.splitlines() for file, text in texts.items()}
     parts = []
     for line in sorted(lines):

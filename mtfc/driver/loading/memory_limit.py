@@ -125,7 +125,7 @@ def _error(program: Program, error: MemoryLimitError) -> CompileError:
     enough = _rounded_up(least) + (f"@{error.machine}" if error.machine else "")
     more = "split more dimensions, or make `batch` or another dimension smaller"
     axis = next((axis for axis, size in program.placed_on.axes if size > 1), None)
-    is_kept = 2 * error.least.activations_peak < least
+    is_kept = 2 * whole(error.least.activations_peak) < least
     if axis and is_kept and not (program.layout and program.layout.params.axes):
         more = f"store the model in parts, `params: {{ *: {axis} }}; optimizer: {{ *: {axis} }}`, or use more devices"
     help = f"{more}; or allow `--memory {enough}`; `mtfc search` finds the best layout that fits"
