@@ -113,7 +113,7 @@ def test_a_mapping_is_a_layout(layout: dict[str, Any], text: str) -> None:
         ({"set": "accumulate=4"}, "set='accumulate=4': entries of a train block are a mapping"),
         ({"set": {1: 2}}, "set has the key 1: entries of a train block are a mapping"),
         ({"set": {"precision": {"compute = f32": "bf16"}}}, "set has the key 'compute = f32'"),
-        ({"file": 3}, "3 is no path of a .mtf file: expected text or a pathlib.Path"),
+        ({"file": 3}, "3 is no path of a .mtf file; a function of JAX goes to `mtfc.from_jax`"),
     ],
 )
 @pytest.mark.parametrize("function", [mtfc.compile_text, mtfc.check_text])

@@ -44,6 +44,7 @@ HABITS = {
     **dict.fromkeys(("--lr", "--learning-rate"), "--set optimizer.learning_rate=0.1"),
     **dict.fromkeys(("--batch-size", "--batch"), "--dim batch=32"),
     **dict.fromkeys(("--gpu", "--cuda", "--device", "--cpu"), "JAX_PLATFORMS=cpu in the environment"), "--json": "--format json",
+    **dict.fromkeys(("--gpus", "--num-devices", "--n-devices"), "--devices 8, or --mesh data:8"),
     "--compiled": "mtfc inspect FILE --target cpu:8, for plan.apply with --apply",
 }  # fmt: skip
 """Commands and options of other programs, and our own for each."""
@@ -129,7 +130,7 @@ class _Strict(argparse.ArgumentParser):
 
         option = next((each.partition("=")[0] for each in arguments if each.startswith("-")), None)
         if option is None:
-            return f"unexpected {' '.join(arguments)}: a text with blanks stands in quotes"
+            return f"unexpected {' '.join(arguments)}: the name of an option is missing before it, or quotes around blanks"
         if option in HABITS:
             return f"there is no option {option}: write {HABITS[option]}"
         pattern = rf"^  (-\w, )?{re.escape(option)}\b(?!-)"

@@ -108,8 +108,9 @@ def _shown(error: Exception) -> Exception | None:
     if isinstance(error, UsageError):
         unread = error.__context__
         return unread if isinstance(unread, OSError) else ValueError(in_python(str(error)))
-    is_expected = isinstance(error, (CompileError, Unavailable, NothingFits, OSError))
-    return error if is_expected else None
+    if type(error) in (Unavailable, NothingFits):
+        return type(error)(in_python(str(error)))
+    return error if isinstance(error, (CompileError, OSError)) else None
 
 
 def in_python(message: str) -> str:
@@ -121,7 +122,7 @@ def in_python(message: str) -> str:
 
 
 OPTION = re.compile(
-    r"`mtfc [^`]*`|`--([a-z][a-z-]*)(?: ([^`]+))?`|--([a-z][a-z-]*)(?: NAME=SIZE| KEY=VALUE)?"
+    r"`mtfc [^`]*`|`--([a-z][a-z-]*)(?: ([^`]+))?`|(?<!=)--([a-z][a-z-]*)(?: NAME=SIZE| KEY=VALUE)?"
 )
 """A command in backticks, an option in backticks that may have a value, or an option."""
 

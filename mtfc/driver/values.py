@@ -82,7 +82,8 @@ def passes_option(passes: PassesOption | None) -> str | tuple[Pass, ...] | None:
 
 
 def mesh_option(mesh: MeshOption | None) -> str | None:
-    """Return the text of a mesh. Raises `UsageError` for an illegal value."""
+    """Return the text of a mesh, which may be one of JAX. Raises `UsageError` for an illegal value."""
+    mesh = getattr(mesh, "shape", mesh)
     if mesh is None or isinstance(mesh, str):
         return mesh
     if not isinstance(mesh, Mapping):
@@ -106,7 +107,7 @@ def file_option(file: PathOption) -> str:
     """Return the text of the path of a .mtf file. Raises `UsageError` for any other value."""
     text = fspath(file) if isinstance(file, PathLike) else file
     if not isinstance(text, str):
-        raise UsageError(f"{file!r} is no path of a .mtf file: expected text or a pathlib.Path")
+        raise UsageError(f"{file!r} is no path of a .mtf file; a function of JAX goes to `mtfc.from_jax`")
     return text
 
 

@@ -33,6 +33,8 @@ MULTI_MESH = (
     " take it, without --mesh"
 )
 
+RULES = "no layout has a name here; write rules: those of FSDP are `batch: data; params: { *: data }; optimizer: { *: data }`"
+
 SEVERAL_MESHES = "a layout of several meshes, and this takes a layout of one"
 
 ONE = "one"
@@ -92,7 +94,7 @@ def parse_layout(
                 raise failure("E311", f"`{other.name}` is {kind}", name.span, help, place)
         groups = (module.layouts, module.multi_mesh, module.placements)
         known = [each.name for group in groups for each in group]
-        scope.unknown("E311", f"unknown layout `{name.text}`", name, known)
+        scope.unknown("E311", f"unknown layout `{name.text}`", name, known, None if known else RULES)
         raise CompileError(scope.diagnostics)
     decl = parse_option(f"layout {GIVEN} = ", text, "{}", source, ast.LayoutDecl, scope.diagnostics)
     for part in decl.parts:

@@ -12,13 +12,13 @@ import attrs
 
 from mtfc.compiler.analysis.provenance import AppliedRule, CollectiveCause, SentArray
 from mtfc.compiler.cost.sizes import whole
-from mtfc.compiler.cost.volumes import PlacedCost
+from mtfc.compiler.cost.volumes import PlacedCost, grouped
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Equation
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.passes.fuse_attention import Reason
 from mtfc.compiler.records import Summed, sums
-from mtfc.reports.source_lines import Line, fitted, line_of, line_rows, place_json, place_text, source_text
+from mtfc.reports.source_lines import fitted, line_of, line_rows, place_json, place_text, source_text
 from mtfc.reports.table import aligned, count_text, flops_text
 
 NoKernel = tuple[Equation, str, str]
@@ -30,17 +30,23 @@ def provenance_report(found: Sequence[SentArray], own: str | None, texts: Mappin
 
     texts: each file's text by name.
     """
-    lines: dict[Line, list[SentArray]] = {}
-    for each in found:
-        lines.setdefault(line_of(each.span.inside(own) if each.span else None), []).append(each)
+    lines = grouped(found, lambda each: line_of(each.span.inside(own) if each.span else None))
     split = {file: text.splitlines() for file, text in texts.items()}
     parts = []
     for line in sorted(lines):
         parts.append(f"  line {place_text(line, own)}  {source_text(line, split)}".rstrip())
-        parts += aligned([row for each in lines[line] for row in _rows(each, own)], indent="    ")
+        alike = grouped(lines[line], lambda each: str([*_rows(each, own)]))
+        parts += aligned([row for each in alike.values() for row in _rows(_sum(each), own)], indent="    ")
     if not found:
         return "  Nothing is sent.\n"
     return "\n".join([*parts, "", "  Bytes that each rule has a part in:", *_by_rule(found), ""])
+
+
+def _sum(alike: Sequence[SentArray]) -> SentArray:
+    """Return arrays that have equal rows as one, such as the gradients of separate layers."""
+    return attrs.evolve(
+        alike[0], bytes=sum(each.bytes for each in alike), times=sum(each.times for each in alike)
+    )
 
 
 def _rows(each: SentArray, own: str | None) -> Iterator[list[str]]:
@@ -169,7 +175,8 @@ class Recomputation:
         limit = f"limit {bytes_text(self.limit)}" if isinstance(self.limit, int) else f"by `{self.limit}`"
         limit, total = f"  Memory {limit}{on}:", self.total
         if not (total.saved_bytes or total.added_flops or total.added_sent_bytes):
-            return f"{limit} the step takes {before}, so nothing is computed again.\n"
+            fits = " and fits" * isinstance(self.limit, int)
+            return f"{limit} the step takes {before}{fits}: nothing is computed again.\n"
         more = [flops_text(total.added_flops)]
         more += [f"{bytes_text(total.added_sent_bytes)} sent"] if total.added_sent_bytes else []
         head = [

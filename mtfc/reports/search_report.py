@@ -168,6 +168,7 @@ class LayoutSearchResult:
         priced = {name: (found.mesh, self.price)}
         if (plain := found.without_forms) is not None:
             priced["without forms"] = plain.mesh, self.pricer(plain.mesh, plain.layout)
+        *_, (_, plain_price) = priced.values()
         priced |= {name: (self.others[name][0], each) for name, each in self.compared.items()}
         rows = [["layout", "mesh", *columns]]
         rows += [
@@ -190,6 +191,9 @@ class LayoutSearchResult:
             ]
             options = f"`{''.join(batch)}--set accumulate={training.accumulate}`"
             notes.append(f"note: a step has {training.accumulate} micro-batches: {options}")
+        if known := [name for name, each in self.compared.items() if each == plain_price]:
+            forms = "without forms, " * (plain is not None)
+            notes.append(f"note: {forms}the plan found has the figures of {known[0]}: none better was found")
         if (reason := why_whole(self)) is not None:
             notes.append(f"note: nothing is split: {reason}")
         if self.fewer is not None:

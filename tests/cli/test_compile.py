@@ -159,6 +159,7 @@ def test_global_ir_text_gets_a_layout(mtfc: Mtfc, folder: Path, stage: str) -> N
     [
         ("hello", "E014]: cannot read `hello` from column 1 on\n --> wrong.ir:1:1"),
         ("", "E014]"),
+        ("program p\n\nprogram p\n", "`program p` from column 1 on: segments of several meshes"),
         ("program p\ndim a = 4\n\nfunction forward {\n  input %x: f32[a]\n  %y: f32[a] = shift %x dim=a\n}\n",
          "E014]: shift: attribute by is missing: a whole number of 32 bits\n --> wrong.ir:6:3"),
         ("program p\ndim a = 4\n\nfunction forward {\n  input %x: f32[a]\n  %y: f64[a] = neg %x\n}\n",

@@ -28,6 +28,21 @@ def test_json_adds_up_to_the_cost(mtfc: Mtfc) -> None:
     assert all(each["causes"] for each in record["collectives"])
 
 
+def test_equal_arrays_of_a_line_have_one_row(mtfc: Mtfc, folder: Path) -> None:
+    layers = "\n".join(f"  w{i}: f32[d, e] = normal(stddev = 0.1)" for i in range(3)).replace(
+        "  w", "  param w"
+    )
+    text = (
+        "dim batch = 8; dim d = 4; dim e = 4\nmesh line = [all: 2]\nlayout split on line = { batch: all }\n"
+    )
+    text += f"model net(x: [batch, d]) {{\n{layers}\n  loss = mean(square(x))"
+    text += "".join(f" + mean(square(einsum(x, w{i} -> [batch, e])))" for i in range(3))
+    (folder / "net.mtf").write_text(
+        f"{text}\n  return loss\n}}\ntrain net {{ minimize loss; optimizer = sgd(learning_rate = 0.1) }}\n"
+    )
+    assert "3 x all_reduce{all}  192 B  backward" in mtfc("explain", "net.mtf").out
+
+
 SQUARED = """dim length = 1024; dim memory = 1024; dim d = 4
 mesh line = [all: 2]
 layout split on line = { length: all }

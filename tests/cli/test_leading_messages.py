@@ -122,6 +122,9 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         Path(place).mkdir()
     for file in ("model.mtf", "folder/model.mtf"):
         Path(file).write_text(CORRECT)
+    Path("mine.py").write_text(
+        "import numpy as np\n\nexample = (np.zeros(4),)\n\ndef step(x):\n    return 2 * x\n"
+    )
     np.savez("params.npz", w=np.zeros((6, 3), np.float32))
     np.savez("data/x.npz", x=np.zeros((4, 6), np.float32), labels=np.zeros(4, np.int32))
 

@@ -63,7 +63,7 @@ def _step(text: str) -> list[str]:
 def test_the_option_counts_before_the_entry(mtfc: Mtfc) -> None:
     Path("own.mtf").write_text(LOOP.replace("WORD", "full"))
     limited = mtfc("cost", "own.mtf", "--layout", "written", "--memory", "1GiB").out
-    assert "Memory limit 1 GiB: the step takes 45.51 KiB, so nothing is computed again" in limited
+    assert "Memory limit 1 GiB: the step takes 45.51 KiB and fits: nothing is computed again" in limited
     by_entry = mtfc("cost", "own.mtf", "--layout", "written").out
     assert "Memory by `full`: 27.51 KiB in place of 45.51 KiB" in by_entry
 

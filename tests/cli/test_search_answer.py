@@ -182,6 +182,15 @@ def test_a_proof_has_no_gap_and_no_line_about_the_time(mtfc: Mtfc) -> None:
     assert "The time ended" not in mtfc(*asked).out
 
 
+def test_a_plan_that_is_a_usual_layout_has_its_name(mtfc: Mtfc) -> None:
+    out = mtfc(
+        "search", TWO_LAYER, "--target", "h100", "--devices", "4", "--dim", "batch=65536", "--space", "rules"
+    ).out
+    assert re.search(
+        r"  found .*1.00\n(.*\n)*  note: the plan found has the figures of \w+: none better", out
+    )
+
+
 def test_usual_layouts_are_priced_until_one_fits() -> None:
     priced: list[str] = []
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import mtfc
+from mtfc.compiler.search.usual_layouts import model_dims
 from tests.jax_functions.arguments import data
 
 X = np.ones((8, 4), np.float32)
@@ -48,3 +49,21 @@ def test_returned_keys(name: str, kind: str) -> None:
         results = jax.tree.leaves(plan.step(key, X))
         for found, wanted in zip(map(data, results), expected, strict=True):
             np.testing.assert_allclose(found, wanted, rtol=1e-6, err_msg=dim)
+
+
+@pytest.mark.parametrize("kind", ["new", "old"])
+def test_a_search_splits_no_words_of_keys(kind: str) -> None:
+    def drop(w: Any, key: Any) -> Any:
+        return w @ w * jax.random.bernoulli(key, 0.9, w.shape)
+
+    found = mtfc.from_jax(drop, np.ones((64, 64), np.float32), KEYS[kind]).search(2, budget=1)
+    assert found.rules and not any(name.startswith("key") for name in found.rules), found
+
+
+def test_model_parallelism_splits_no_words_of_keys() -> None:
+    model = {"w": np.ones((4, 4), np.float32), "key": KEYS["old"]}
+    program = mtfc.from_jax(
+        lambda model, x: x @ model["w"] * jax.random.bernoulli(model["key"], 0.9, (8, 4)), model, X
+    )
+    split = model_dims(program.program.function("forward"), 2)
+    assert split and not any("key" in dim.name for dims in split for dim in dims)

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import mtfc
@@ -31,13 +32,20 @@ def names() -> dict[str, Any]:
     p = mtfc.from_jax(step, w, x)
     plan = p.plan({"batch": "data"}, {"data": 4})
     arrays = {"w": w, "x": x, "gone": gone, "x10": jnp.ones((10, 16)), "x12": jnp.ones((12, 16))}
-    modules = {"jax": jax, "jnp": jnp, "functools": functools, "P": jax.sharding.PartitionSpec}
+    modules = {
+        "jax": jax,
+        "jnp": jnp,
+        "np": np,
+        "mtfc": mtfc,
+        "functools": functools,
+        "P": jax.sharding.PartitionSpec,
+    }
     return {**arrays, **modules, "f": f, "step": step, "p": p, "plan": plan, "from_jax": mtfc.from_jax}
 
 
 @pytest.mark.parametrize(("wrong", "message", "remedy", "right"), IN_PYTHON)
 def test_mistakes_in_python(wrong: str, message: str, remedy: str, right: str, names: dict[str, Any]) -> None:
-    with pytest.raises((ValueError, mtfc.CompileError)) as raised:
+    with pytest.raises((ValueError, mtfc.CompileError, mtfc.NothingFits, mtfc.Unavailable)) as raised:
         eval(wrong, dict(names))
     assert message in str(raised.value) and remedy in str(raised.value)
     eval(right, dict(names))

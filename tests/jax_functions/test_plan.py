@@ -162,7 +162,7 @@ def test_plans_are_saved_and_loaded(plan: Plan, program: ImportedProgram, tmp_pa
 
 
 def test_plans_are_used_for_other_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A file of a plan, and `plan.step`, take every batch that divides evenly, and say so once for each size."""
+    """A file of a plan, and all forms of its step, take every batch that divides evenly, and say so once for each size."""
 
     def step(w: Any, x: Any) -> Any:
         loss, gradient = jax.value_and_grad(lambda w: jnp.sum(jnp.tanh(x @ w) ** 2))(w)
@@ -175,8 +175,9 @@ def test_plans_are_used_for_other_sizes(tmp_path: Path, capsys: pytest.CaptureFi
     plan = mtfc.from_jax(step, w, batch(8)).plan({"batch": "data"}, {"data": 4, "idle": 2})
     assert "idle idle" in repr(plan)
     plan.save(file)
+    planned = plan.jit(step)
     for rows in (8, 4, 12, 12):
-        for run in (plan.step, jax.jit(plan.step)):
+        for run in (plan.step, jax.jit(plan.step), planned, plan.apply(step)):
             for found, wanted in zip(run(w, batch(rows)), step(w, batch(rows)), strict=True):
                 np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
         loaded = mtfc.from_jax(step, w, batch(rows)).load(file)
@@ -184,16 +185,20 @@ def test_plans_are_used_for_other_sizes(tmp_path: Path, capsys: pytest.CaptureFi
     said = capsys.readouterr().err.splitlines()
     assert [line for line in said if "compiled anew" in line] == [
         f"mtfc: the plan is used for batch {rows} and not 8: every dimension that it splits divides evenly; its memory and "
-        f"time are not checked; `plan.step` is compiled anew"
+        f"time are not checked; the step is compiled anew"
         for rows in (4, 12)
     ]
     assert sum("plan.json is used for batch 12 and not 8" in line for line in said) == 2
-    with pytest.raises(ValueError, match="splits `batch` over data in 4 parts, and its size is 10 here"):
-        plan.step(w, batch(10))
+    for run in (plan.step, planned):
+        with pytest.raises(ValueError, match="splits `batch` over data in 4 parts, and its size is 10 here"):
+            run(w, batch(10))
     with pytest.raises(ValueError, match="make it a multiple of 4"):
         mtfc.from_jax(step, w, batch(10)).load(file)
     with pytest.raises(ValueError, match="and the plan is for"):
         plan.step(w, jnp.ones((8, 7)))  # the function itself does not take these arrays
+    (tmp_path / "old.json").write_text(re.sub(r'"format": \d+', '"format": 1', Path(file).read_text()))
+    with pytest.raises(ValueError, match="another version of mtfc: make it again"):
+        mtfc.from_jax(step, w, batch(8)).load(str(tmp_path / "old.json"))
     for entry in ('"sizes": 3', '"sizes": {"batch": "x"}'):
         text = re.sub(r'"sizes": \{[^}]*\}', entry, Path(file).read_text())
         (tmp_path / "wrong.json").write_text(text)

@@ -22,8 +22,10 @@ REPORTS: dict[str, Callable[[Any, Any, Any], Any]] = {
 }
 
 
-def step_with(report: Callable[[Any, Any, Any], Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Return a training step that reports something, and its arguments."""
+def step_with(
+    report: Callable[[Any, Any, Any], Any], has_loss: bool
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Return a training step that reports something beside its loss, or alone, and its arguments."""
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2))
 
     def step(parameters: Any, state: Any, x: Any) -> Any:
@@ -33,7 +35,7 @@ def step_with(report: Callable[[Any, Any, Any], Any]) -> tuple[Callable[..., Any
         value, gradients = jax.value_and_grad(loss)(parameters)
         updates, state = optimizer.update(gradients, state, parameters)
         parameters = optax.apply_updates(parameters, updates)
-        return parameters, state, value, report(parameters, gradients, updates)
+        return parameters, state, *([value] * has_loss), report(parameters, gradients, updates)
 
     up, down, x = (
         jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate([(16, 64), (64, 16), (32, 16)])
@@ -42,9 +44,10 @@ def step_with(report: Callable[[Any, Any, Any], Any]) -> tuple[Callable[..., Any
     return step, (parameters, optimizer.init(parameters), x)
 
 
+@pytest.mark.parametrize("has_loss", [True, False])
 @pytest.mark.parametrize("name", REPORTS)
-def test_a_reported_norm_costs_one_number(name: str) -> None:
-    step, args = step_with(REPORTS[name])
+def test_a_reported_norm_costs_one_number(name: str, has_loss: bool) -> None:
+    step, args = step_with(REPORTS[name], has_loss)
     plan = mtfc.from_jax(step, *args).plan(LAYOUT, {"data": 8})
     cost = plan.cost()
     sent = {kind: each["bytes_per_device"] for kind, each in cost["step"]["collectives"].items()}

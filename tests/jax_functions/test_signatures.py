@@ -91,7 +91,7 @@ def test_jit_of_a_plan_takes_arguments_in_every_way_and_donates() -> None:
     plan.jit(step, donate_argnums=(0, 1))(*given[:2], batch)
     assert all(x.is_deleted() for x in jax.tree.leaves(given[1]))
     with pytest.raises(ValueError, match="shape"):
-        run(params, state, {"x": jnp.ones((8, 8))})
+        run(params, state, {"x": jnp.ones((8, 7))})
     with pytest.raises(ValueError, match="a structure other than that of the plan"):
         run(params, state, {"y": batch["x"]})
 

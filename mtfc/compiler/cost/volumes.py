@@ -26,6 +26,7 @@ from mtfc.compiler.ir.ops.collectives import SENDINGS, axes_of, collective_of, k
 from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, Pipeline
 from mtfc.compiler.records import Summed, sums
 
+Item = TypeVar("Item")
 Key = TypeVar("Key")
 
 
@@ -205,9 +206,9 @@ def total(charges: Iterable[Charge]) -> CostTotals:
     return CostTotals(sum((charge.flops for charge in found), start=0), collectives)
 
 
-def grouped(charges: Iterable[Charge], key: Callable[[Charge], Key]) -> dict[Key, list[Charge]]:
-    """Return the charges by a key, such as stage, line or axes, in order of first occurrence."""
-    groups: dict[Key, list[Charge]] = {}
-    for charge in charges:
-        groups.setdefault(key(charge), []).append(charge)
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Return charges or others by a key, such as stage, line or axes, in order of first occurrence."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
     return groups

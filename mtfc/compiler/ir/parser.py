@@ -61,7 +61,11 @@ def read_program(text: str) -> Program:
     except UnexpectedInput as error:
         lines = text.splitlines()
         found = f"`{lines[error.line - 1].strip()}`" if 0 < error.line <= len(lines) else "the end"
-        raise ReadError(f"cannot read {found} from column {error.column} on", error.line) from None
+        is_second = found.startswith("`program ")
+        more = (
+            ": segments of several meshes are only for reading; compile their .mtf file" if is_second else ""
+        )
+        raise ReadError(f"cannot read {found} from column {error.column} on{more}", error.line) from None
     return cast("Program", _ProgramParser().parsed(tree))
 
 

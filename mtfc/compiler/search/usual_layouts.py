@@ -66,7 +66,7 @@ def model_dims(forward: Function, parts: int) -> list[tuple[Dim, ...]]:
     whole = looped_dims(forward).union(inputs, batch_dims(forward))
     elements: Counter[Dim] = Counter()
     for argument in forward.arguments:
-        if argument.role == "parameter":
+        if argument.role == "parameter" and argument.value.type.dtype != "u32":  # words of random keys
             elements.update(dict.fromkeys(argument.value.type.dims, argument.value.type.size))
     dims = [dim for dim, _ in elements.most_common() if dim not in whole and dim.size % parts == 0]
     tensors = _tensors(forward)

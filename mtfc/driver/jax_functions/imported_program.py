@@ -18,7 +18,7 @@ from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Layout, Mesh, Rules
 from mtfc.compiler.search.idle_axes import without_idle_axes
 from mtfc.driver.data.files import readable_texts
-from mtfc.driver.errors import UsageError, diagnostic_in_python, in_python, public, say
+from mtfc.driver.errors import UsageError, diagnostic_in_python, public, say
 from mtfc.driver.jax_functions.plan import Plan, machine
 from mtfc.driver.jax_functions.plan_file import argument_sizes, check_sizes, read_plan, structure
 from mtfc.driver.jax_functions.xla_faults import met_faults
@@ -47,6 +47,7 @@ from mtfc.frontend.syntax.parser import parse
 from mtfc.reports.table import aligned
 
 if TYPE_CHECKING:
+    from mtfc.compiler.cost.hardware import Hardware
     from mtfc.compiler.search.found import Found
     from mtfc.driver.jax_functions.comparison import PlanVerification
     from mtfc.driver.loading.choice import BestLayout
@@ -119,8 +120,16 @@ class ImportedProgram:
     # Plans
 
     @public
-    def plan(self, layout: LayoutOption, mesh: MeshOption, *, memory: MemoryOption | None = None) -> Plan:
+    def plan(
+        self,
+        layout: LayoutOption | None = None,
+        mesh: MeshOption | None = None,
+        *,
+        memory: MemoryOption | None = None,
+    ) -> Plan:
         """Return the plan of a layout that the user gives: `program.plan({"batch": "data"}, {"data": 8})`.
+
+        Without any, nothing is split, on one device.
 
         memory: the memory of a device, such as "80GiB", or a machine; the backward pass of `plan.step` computes values again that
         would not fit. Raises `CompileError` for an illegal layout, and for dimensions that the program lacks.
@@ -138,13 +147,13 @@ class ImportedProgram:
 
     def _case(self, layout: str | None, mesh: str | None) -> LayoutOnMesh:
         sources, diagnostics = Sources(), Diagnostics()
-        sources.texts["<--mesh>"] = mesh or ""
         dims = "".join(f"dim {name} = {size}\n" for name, size in self.dims.items())
+        sources.texts |= {"<--mesh>": mesh or "", "<dims>": dims}
         with showing(sources):
             module = elaborate(parse(dims, "<dims>", diagnostics), diagnostics)
             on = parse_mesh(mesh, module) if mesh else ONE_DEVICE
             sources.texts["<--layout>"] = layout = _of_parts(layout or "{}", self.imported.inputs, on)
-            declared = parse_layout(layout, module, on)
+            declared = parse_layout(layout, module, on if mesh or layout == "{}" else None)
             diagnostics.extend(check_layout(self.program, declared, layout_targets))
             diagnostics.raise_if_errors()
         return LayoutOnMesh(on, declared.layout)
@@ -160,25 +169,27 @@ class ImportedProgram:
         objective: Objective = "time",
         storage: bool = True,
         recompute: bool = True,
+        memory: MemoryOption | None = None,
     ) -> Plan:
         """Return the best plan on a machine that a search of some seconds finds. `plan.found` has the bound.
 
         devices: how many, else all of the machine. mesh: its axes with their sizes, else all shapes of up to three axes are
         searched. storage: False to store the model and the optimizer's state as they are computed with, and not as FSDP and ZeRO
         do. recompute: False if `plan.step` may not compute values again in the backward pass, under layouts that would not fit.
+        memory: that of a device, such as "40GiB", in place of the machine's.
         Raises `NothingFits` if no layout fits into the memory.
         """
-        from mtfc.compiler.search.found import NothingFits, room_on
+        from mtfc.compiler.search.found import room_on
         from mtfc.compiler.search.pricer import LayoutPricer
         from mtfc.compiler.search.usual_layouts import starting_layouts
         from mtfc.driver.searching.layouts import LayoutFinder
-        from mtfc.driver.searching.search import SPACES
+        from mtfc.driver.searching.search import SPACES, with_memory
         from mtfc.reports.plan_figures import others
 
         seconds_option("budget", budget)
         until = process_time() + budget
         one_of("objective", objective, SPACES["plan"].objectives)
-        hardware = machine(target)
+        hardware: Hardware = with_memory(machine(target), memory_option(memory))  # type: ignore[assignment]
         if devices is not None and (type(devices) is not int or devices < 1):
             raise UsageError(f"`devices` is a whole number from 1 on, and not {devices!r}")
         if mesh is not None:
@@ -187,11 +198,8 @@ class ImportedProgram:
             meshes = _meshes(devices or hardware.devices, target)
         pricer = LayoutPricer.of(self.program, hardware, recompute)
         finder = LayoutFinder(self.program, pricer, objective, storage)
-        try:
-            known = starting_layouts(self.program.function("forward"), meshes, finder.trains)
-            found = finder.without_faults(meshes, known, until, self.without_faults)
-        except NothingFits as error:
-            raise NothingFits(in_python(str(error))) from None
+        known = starting_layouts(self.program.function("forward"), meshes, finder.trains)
+        found = finder.without_faults(meshes, known, until, self.without_faults)
         plan, room = (found.mesh, found.layout), room_on(hardware, objective)
         nearest = others(self.program, finder.seen, plan, room)
         found = attrs.evolve(found, runner_up=next(((on, each) for on, each, _ in nearest), None))
@@ -231,8 +239,10 @@ class ImportedProgram:
         return attrs.evolve(found, layout=attrs.evolve(found.layout, rules=split_rules))
 
     def unsplit(self) -> Layout:
-        """Return rules that leave dimensions whole which no argument has: they are parts that rules have made."""
-        others = [name for name in self.program.dims if name not in self.dims]
+        """Return rules that leave whole the words of random keys, and dimensions that no argument has: rules have made these."""
+        keys = (x for step in self.imported.steps if step.has_keys for x in (*step.operands, *step.results))
+        words = {dim.name for x in keys if x.key for dim in self.imported.dims_of(x)[-1]}
+        others = [name for name in self.program.dims if name in words or name not in self.dims]
         return Layout("", Rules(tuple((name, ()) for name in others)))
 
     @public

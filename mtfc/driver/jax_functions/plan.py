@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ from mtfc.driver.jax_functions.shardings import (
 )
 from mtfc.driver.jax_functions.xla_faults import MetFault, met_faults, warn_of
 from mtfc.driver.loading.selection import LayoutOnMesh
+from mtfc.driver.values import target_option
 from mtfc.frontend.jaxpr.importing import Imported, Leaf
 from mtfc.frontend.jaxpr.tracing import by_place, value_of
 from mtfc.frontend.layouts.layout_text import rules_text
@@ -233,11 +234,13 @@ class Plan:
         if not any(function is each for each in known):
             raise UsageError("`apply` takes the function that was imported: import the other one, too")
         warn_of(self.known_faults)
-        evaluate, out_tree = self._constrained(keep_constraints), self.imported.flat.out_tree
+        constrained = cache(lambda plan: plan._constrained(keep_constraints))
 
         @public
         def planned(*args: Any, **kwargs: Any) -> Any:
-            return jax.tree.unflatten(out_tree, self._computed(evaluate, self._leaves(args, kwargs)))
+            plan = self.for_sizes(args, kwargs)
+            results = plan._computed(constrained(plan), plan._leaves(args, kwargs))
+            return jax.tree.unflatten(plan.imported.flat.out_tree, results)
 
         planned.__name__ = getattr(self.function, "__name__", "planned")
         return planned
@@ -254,7 +257,7 @@ class Plan:
         @public
         def planned(*args: Any, **kwargs: Any) -> Any:
             args, kwargs = by_place(self.function, args, kwargs)
-            leaves = self._leaves(args, kwargs)
+            leaves = self.for_sizes(args, kwargs)._leaves(args, kwargs)
             if any(isinstance(x, jax.core.Tracer) for x in leaves):
                 return applied(*args, **kwargs)
             tree = jax.tree.structure((args, kwargs))
@@ -401,7 +404,7 @@ class Plan:
             if structure(other.program) != structure(self.imported.program):
                 return self
             note = check_sizes(self.case, argument_sizes(self.imported.program), other.program, "the plan")
-            say(f"{note}; `plan.step` is compiled anew")
+            say(f"{note}; the step is compiled anew")
             self._of_shapes[shapes] = attrs.evolve(self, imported=other)
         return self._of_shapes[shapes]
 
@@ -603,7 +606,7 @@ def machine(target: str) -> Hardware:
     from mtfc.driver.loading.target import target_of
 
     with showing(sources := Sources()):
-        return target_of(target, {}, sources)
+        return target_of(target_option(target), {}, sources)
 
 
 def _splits(type: TensorType) -> dict[str, Axes]:

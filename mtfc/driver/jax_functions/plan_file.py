@@ -71,7 +71,7 @@ def read_plan(path: str) -> tuple[LayoutOnMesh, str, dict[str, int]]:
     try:
         record = parsed_json(read_bytes(path, LARGEST))
         if record["format"] != FORMAT:
-            raise ValueError
+            raise UsageError(f"{path} is a plan of another version of mtfc: make it again by a search")
         case = case_of(record)
         for rules in all_rules(case.layout):
             _ = [case.mesh.size(axes) for _, axes in rules.axes]

@@ -123,7 +123,12 @@ def _error(program: Program, error: MemoryLimitError) -> CompileError:
     lines = [(span, size) for span, size in error.lines() if span is not None]
     labels = tuple(Label(span, f"{bytes_text(size)} in this line") for span, size in lines[:SHOWN])
     enough = _rounded_up(least) + (f"@{error.machine}" if error.machine else "")
-    help = f"split more dimensions, make `batch` or another dimension smaller, or allow `--memory {enough}`"
+    more = "split more dimensions, or make `batch` or another dimension smaller"
+    axis = next((axis for axis, size in program.placed_on.axes if size > 1), None)
+    is_kept = 2 * whole(error.least.activations_peak) < least
+    if axis and is_kept and not (program.layout and program.layout.params.axes):
+        more = f"store the model in parts, `params: {{ *: {axis} }}; optimizer: {{ *: {axis} }}`, or use more devices"
+    help = f"{more}; or allow `--memory {enough}`; `mtfc search` finds the best layout that fits"
     is_written = bool(lines and program.layout and program.layout.forms.recompute)
     place = labels[0].span if is_written else Span("<--memory>", 1, 1, 1, 2)
     return failure("E321", message, place, help, labels[is_written:])

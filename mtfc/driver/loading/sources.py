@@ -10,7 +10,7 @@ import attrs
 
 from mtfc.compiler.diagnostics import MOST, CompileError, Diagnostic, Span
 from mtfc.driver.data.files import LARGEST_TEXT, STANDARD, read_bytes, read_neighbour
-from mtfc.driver.errors import diagnostic_in_python
+from mtfc.driver.errors import UsageError, diagnostic_in_python
 from mtfc.driver.loading.choice import Choice
 
 STDIN = "<stdin>"
@@ -57,6 +57,9 @@ class Sources:
 
         file = known_as(path)
         self.texts[file] = decode(read_bytes(path, LARGEST_TEXT), file)
+        if file.endswith(".py"):
+            step = f"`{file[:-3]}:step --args {file[:-3]}:example`"
+            raise UsageError(f"{file} has Python: name a function of JAX, {step}")
         return file
 
     def neighbour(self, path: str) -> str | None:

@@ -150,7 +150,7 @@ def search(options: SearchOptions, sources: Sources, exports: bool = False) -> S
             "`mtfc cost` and `mtfc simulate --layout NAME` show such layouts",
         )
     hardware = _machine(options, space, selection, sources)
-    hardware = hardware if memory is None else _with_memory(hardware, memory)
+    hardware = with_memory(hardware, memory)
     options = attrs.evolve(options, objective=options.objective or space.objectives[0])
     meshes = _meshes(options, space, selection, hardware)
     started = process_time()
@@ -184,8 +184,10 @@ def _machine(options: SearchOptions, space: SearchedSpace, selection: Selection,
     return find(target, selection.hardware, sources)
 
 
-def _with_memory(machine: Machine, memory: str) -> Machine:
-    """Return the machine with other memory on each device. Raises `UsageError`."""
+def with_memory(machine: Machine, memory: str | None) -> Machine:
+    """Return the machine, or the machine with other memory on each device. Raises `UsageError`."""
+    if memory is None:
+        return machine
     if not isinstance(machine, Hardware):
         raise UsageError(
             "--memory takes a machine with equal devices: write the memory of each into the file of the machine"

@@ -159,7 +159,7 @@ def _give(
     axes: Sequence[Axis], text: str, where: str, function: Callable[..., Any], named: dict[str, Axis]
 ) -> None:
     """Give an array's factors the user's names. Parentheses group the names of one axis's factors; `_` names nothing."""
-    groups = re.findall(r"\(([^)]*)\)|(\S+)", text)
+    groups = re.findall(r"\(([^)]*)\)|(\S+)", text.replace(",", " "))
     if len(groups) != len(axes):
         raise _wrong(f"`names` gives {where} {len(groups)} names, and it has {len(axes)} axes", function)
     for (grouped, single), each in zip(groups, axes, strict=True):

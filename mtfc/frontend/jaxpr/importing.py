@@ -459,7 +459,7 @@ def _gradients(body: Sequence[Equation], plain: Iterable[Output]) -> list[Output
 
 
 def before_gradients(body: Sequence[Any], outputs: Sequence[Any]) -> set[Any]:
-    """Return the outputs that need no gradient, or all outputs if each needs one.
+    """Return the outputs that need no gradient.
 
     The others, such as a norm of the gradients, are computed with the update: on gradients as they are stored. body: equations,
     or steps of a jaxpr.
@@ -468,7 +468,7 @@ def before_gradients(body: Sequence[Any], outputs: Sequence[Any]) -> set[Any]:
     for step in body:
         if step.stage == "backward" or not late.isdisjoint(step.operands):
             late |= {*step.results}
-    return {*outputs} - late or {*outputs}
+    return {*outputs} - late
 
 
 def update_results(steps: Sequence[AppliedPrimitive], outputs: Sequence[Operand]) -> frozenset[Var]:

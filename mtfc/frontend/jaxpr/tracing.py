@@ -58,7 +58,7 @@ def _of_values(error: Exception, reason: str, function: Callable[..., Any]) -> C
         "E802",
         f"the Python code depends on the values of arrays: {reason}",
         line_of_error(error) or definition(function),
-        "use `jnp.where`, `jax.lax.cond` or `jax.lax.scan` in place of Python's own `if` and `for`",
+        "use `jnp.where`, `jax.lax.cond` or `jax.lax.scan` in place of `if` and `for`, and `jnp` in place of NumPy and `float`",
     )
 
 
@@ -168,6 +168,7 @@ def argument_names(function: Callable[..., Any], number: int) -> tuple[str, ...]
     return (*named[:number], *(f"{rest}{i}" for i in range(number - len(named))))
 
 
+BY_EXAMPLE = "give them as in a call, `from_jax(f, x, y)`, and bind static ones by `functools.partial`"
 BY_CLOSURE = "pass other values by `functools.partial`, or by a closure"
 
 
@@ -178,9 +179,8 @@ def _check_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mappi
     try:
         inspect.signature(function).bind(*args, **kwargs)
     except TypeError as error:
-        raise failure(
-            "E801", f"the example arguments do not fit the function: {error}", definition(function)
-        ) from None
+        message = f"the example arguments do not fit the function: {error}"
+        raise failure("E801", message, definition(function), BY_EXAMPLE) from None
     except ValueError:  # a function without a signature
         pass
     inner = inspect.unwrap(function)

@@ -35,7 +35,11 @@ MAX_COMPARISONS = 20_000
 
 MOST_CALLS_SHOWN = 3
 
-FLAG_HELP = "`training` is a truth value, known in the expressions of models and functions alone"
+NO_DIMS = {
+    TRAINING: "`training` is a truth value, known in the expressions of models and functions alone",
+    **{each: f"rules of storage have braces: `{each}: {{ *: AXIS }}`" for each in ("params", "optimizer")},
+}
+"""Help about names that are no dimensions."""
 
 ANY = "any"
 """In a signature, in place of a dtype: any dtype, the same one wherever the word appears."""
@@ -255,9 +259,9 @@ class Scope:
     def dim(self, name: ast.DimName, code: str = "E103") -> Dim | None:
         found = self.find_dim(name)
         if found is None and not self._has_failed(name):
-            help = FLAG_HELP if name.text == TRAINING else None
             known = self._known_dims()
-            self.unknown(code, f"unknown dimension `{name.text}`", name, known, help)
+            help = NO_DIMS.get(name.text)
+            self.unknown(code, f"unknown dimension `{name.text}`", name, known, meant=help)
             return self.dims.get(self.meant(name.text, known) or "") if code == "E103" else None
         return found
 
