@@ -8,7 +8,7 @@ from math import inf
 
 import attrs
 
-from mtfc.compiler.cost.device_models import cheapest, expected_memory
+from mtfc.compiler.cost.device_models import expected_memory
 from mtfc.compiler.cost.effects.memory import memory_of
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.cost.sizes import Numbers, whole
@@ -63,8 +63,8 @@ class LayoutPricer:
 
     @cached_property
     def facts(self) -> StepFacts:
-        """The facts of the step, where no regime of the device has less."""
-        return StepFacts.of(self.undistributed(), cheapest(self.hardware.device))
+        """The facts of the step, where the backward pass may compute values again."""
+        return StepFacts.of(self.undistributed(), self.hardware.device, recomputes=True)
 
     def lowered(self, mesh: Mesh, layout: Layout) -> Function:
         """Return one processor's program."""

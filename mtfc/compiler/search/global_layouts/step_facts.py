@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from mtfc.compiler.analysis.buffer_kinds import readers_of
+from mtfc.compiler.analysis.buffer_kinds import readers_of, storage
 from mtfc.compiler.analysis.dimension_names import (
     DimensionNames,
     Dims,
@@ -27,11 +27,13 @@ from mtfc.compiler.analysis.dimension_names import (
     computed,
     rule_of,
 )
+from mtfc.compiler.cost.device_models import regimes
 from mtfc.compiler.cost.effects.halo_exchange import Halo, halos_of
 from mtfc.compiler.cost.effects.memory import MemoryBound, Splitting, equal_in, memory_bound, merging_in
 from mtfc.compiler.cost.effects.moved_data import MovedData, StoredParameter, moved_data, stored_parameters
 from mtfc.compiler.cost.effects.pending_sums import SumRoute, preceding, sum_routes, without_useless_stops
 from mtfc.compiler.cost.effects.roofline import KernelBound, is_binary, kernel_bounds, largest_share
+from mtfc.compiler.cost.fusion import users
 from mtfc.compiler.cost.hardware import Device
 from mtfc.compiler.cost.lower_bounds import CommonProgram, MakeBlocks, ShardedAmount, Term, divided
 from mtfc.compiler.cost.tables.collective_tables import Seconds
@@ -176,10 +178,7 @@ class StepFacts:
         """Return what finds the kernels of a program: those of each pass by itself if values may be computed again."""
         if not self.recomputes:
             return lambda program, sums: kernel_bounds(program, program.function, sums)
-        free = fused_values(self.function)
-        return lambda _, sums: chain(
-            self._kernels_of(True, (), split, sums), self._kernels_of(False, free, split, sums)
-        )
+        return lambda _, sums: self._passes(split, sums)
 
     def _program_under(self, split: Dims) -> CommonProgram:
         """Return the function with the equations that these layouts have in common."""
@@ -191,15 +190,16 @@ class StepFacts:
         return self._program(is_common)
 
     def least_seconds(self, devices: int) -> float:
-        """Return a bound of the step of each plan: with any layout, forms, pipelines, micro-batches and recomputation.
+        """Return a bound of the step of each plan: with any layout, forms, pipelines and micro-batches.
 
-        All devices together run the kernels that all layouts have. Where forms may join dots, only the arithmetic counts. Loops
-        have no costs of their own, because they may be unrolled. The backward pass may compute elementwise values of the forward
-        pass again, so it need not read them.
+        All devices together run the kernels that all layouts have, and each device starts all of them: stages of a pipeline start
+        theirs for each micro-batch. Where forms may join dots, only the arithmetic counts. Loops have no costs of their own,
+        and elementwise carries no kernels, because loops may be unrolled.
         """
+        if (device := self._least_device(devices)) != self.device:
+            return self.on(device).least_seconds(devices)
         joined, total = joinable(self.function), 0.0
-        passes = self._kernels_of(True, ()), self._kernels_of(False, fused_values(self.function))
-        for kernel in chain(*passes):
+        for kernel in self._passes(self.mixed, {}, passing_carries(self.function)):
             eqn = kernel.equation
             if eqn in joined or has_trait(eqn, "groups"):
                 own, most = (largest_share(eqn, self.device, is_joined) for is_joined in (False, True))
@@ -208,21 +208,28 @@ class StepFacts:
                 total += divided(kernel.seconds, devices)
         return total
 
-    def _kernels_of(
-        self, is_forward: bool, free: Collection[Value], split: Dims | None = None, sums: Sums | None = None
-    ) -> Iterator[KernelBound]:
-        """Yield the kernels of the forward pass, or all others. free: values that elementwise kernels need not read.
+    def _least_device(self, devices: int) -> Device:
+        """Return the device in the first regime that may have the arguments and the gradients of a step."""
+        first, *larger = regimes(self.function, self.device)
+        is_larger = bool(larger) and sum(self.memory.always.values()) > devices * first.bytes
+        return larger[0].device if is_larger else first.device
 
-        split, sums: as in `facts` and `kernel_bounds`; by default all mixed dimensions may be split, and no sums count.
+    def _passes(self, split: Dims, sums: Sums, carries: Collection[Value] = ()) -> Iterator[KernelBound]:
+        """Yield the kernels of the forward pass, and then all others, which need not read what they may compute again.
+
+        split, sums: as in `facts` and `kernel_bounds`. carries: those that no kernel needs to read or to write.
         """
-        program = self._program_under(self.mixed if split is None else split)
+        program, again = self._program_under(split), {*carries, *fused_values(self.function)}
+        for free, is_forward in ((carries, True), (again, False)):
 
-        def is_own(eqn: Equation) -> bool:
-            return (eqn.stage == "forward") == is_forward
+            def is_own(eqn: Equation, is_forward: bool = is_forward) -> bool:
+                return (eqn.stage == "forward") == is_forward
 
-        own = attrs.evolve(program, is_common=lambda eqn: program.is_common(eqn) and is_own(eqn))
-        found = kernel_bounds(own, self.function, sums or {}, free=free)
-        return (each for each in found if is_own(each.equation))
+            own = attrs.evolve(
+                program, is_common=lambda eqn, is_own=is_own: program.is_common(eqn) and is_own(eqn)
+            )
+            found = kernel_bounds(own, self.function, sums, free=free)
+            yield from (each for each in found if is_own(each.equation))
 
     def halos(self, shards: int) -> Mapping[Halo, int]:
         """Return the halos where a dimension is split over a number of shards."""
@@ -246,6 +253,18 @@ def fused_values(function: Function) -> set[Value]:
         storage = OPS[eqn.op].storage
         if storage in ("fused", "made") or (storage == "view" and not found.isdisjoint(eqn.operands)):
             found.update(eqn.results)
+    return found
+
+
+def passing_carries(function: Function) -> set[Value]:
+    """Return the carries of innermost loops that need no memory between two iterations that run in one (`unroll-loops`)."""
+    regions = (region_of(eqn) for eqn in walk(function.body) if eqn.regions)
+    found: set[Value] = set()
+    for region in (each for each in regions if not any(eqn.regions for eqn in each.body)):
+        readers = readers_of(region.body)
+        for value in (argument.value for argument in carried(region)):
+            if all(storage(eqn) in ("fused", "reduced") for eqn in users(value, readers)):
+                found.add(value)
     return found
 
 
