@@ -406,9 +406,8 @@ class _Reads:
         return Least(self.arrays(eqn, seen[value], REGISTERS))
 
     def _is_free(self, eqn: Equation, values: Collection[Value]) -> bool:
-        """Return True if an equation may compute one of the values again; on CPUs and GPUs dots read arrays from memory."""
-        is_fused = OPS[eqn.op].storage in ("fused", "reduced") or self.fusion.device.mxu_size is not None
-        return is_fused and not self.free.isdisjoint(values)
+        """Return True if an equation may compute one of the values again; dots read arrays from memory."""
+        return OPS[eqn.op].storage in ("fused", "reduced") and not self.free.isdisjoint(values)
 
     def copied(self, eqn: Equation) -> Iterator[Term]:
         """Yield the seconds of copying a loop's slice for a dot, and a dot's result for a stack, on CPUs and GPUs (`fusion.py`).
