@@ -18,7 +18,6 @@ from mtfc.backends.interpreter import interpret
 from mtfc.backends.jax import runtime as jax_runtime
 from mtfc.compiler.activity import progress_to
 from mtfc.compiler.analysis.reshard_plans import plan
-from mtfc.compiler.cost.device_models import cheapest
 from mtfc.compiler.cost.hardware import Device, Hardware, Link, Rate
 from mtfc.compiler.cost.sizes import Numbers
 from mtfc.compiler.cost.step_time import seconds_of

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import chain, combinations
+from itertools import combinations
 from math import gcd
 from typing import Any
 
@@ -33,7 +33,7 @@ from mtfc.compiler.cost.effects.memory import MemoryBound, Splitting, equal_in, 
 from mtfc.compiler.cost.effects.moved_data import MovedData, StoredParameter, moved_data, stored_parameters
 from mtfc.compiler.cost.effects.pending_sums import SumRoute, preceding, sum_routes, without_useless_stops
 from mtfc.compiler.cost.effects.roofline import KernelBound, is_binary, kernel_bounds, largest_share
-from mtfc.compiler.cost.fusion import users
+from mtfc.compiler.cost.fusion import users as users_of
 from mtfc.compiler.cost.hardware import Device
 from mtfc.compiler.cost.lower_bounds import CommonProgram, MakeBlocks, ShardedAmount, Term, divided
 from mtfc.compiler.cost.tables.collective_tables import Seconds
@@ -52,6 +52,9 @@ KEPT = 3
 
 SPLIT = 8.0
 """The number of processors over which the dimension is split to choose these points."""
+
+FORMS = 2
+"""The live bytes of a step over those that it has at least with forms, which leave out terms of a sum."""
 
 DimSets = frozenset[Dims]
 """Sets of dimensions; all dimensions of one set have to be split."""
@@ -171,14 +174,8 @@ class StepFacts:
     def facts(self, split: Dims) -> Facts:
         """Return the facts under layouts that split no dimensions of `mixed` but some of `split`."""
         if split not in self.found:
-            self.found[split] = _facts(self._program_under(split), self._kernels_again(split))
+            self.found[split] = _facts(self._program_under(split), self._kernels)
         return self.found[split]
-
-    def _kernels_again(self, split: Dims) -> FindKernels:
-        """Return what finds the kernels of a program: those of each pass by itself if values may be computed again."""
-        if not self.recomputes:
-            return lambda program, sums: kernel_bounds(program, program.function, sums)
-        return lambda _, sums: self._passes(split, sums)
 
     def _program_under(self, split: Dims) -> CommonProgram:
         """Return the function with the equations that these layouts have in common."""
@@ -199,7 +196,8 @@ class StepFacts:
         if (device := self._least_device(devices)) != self.device:
             return self.on(device).least_seconds(devices)
         joined, total = joinable(self.function), 0.0
-        for kernel in self._passes(self.mixed, {}, passing_carries(self.function)):
+        program, carries = self._program_under(self.mixed), passing_carries(self.function)
+        for kernel in self._kernels(program, {}, carries):
             eqn = kernel.equation
             if eqn in joined or has_trait(eqn, "groups"):
                 own, most = (largest_share(eqn, self.device, is_joined) for is_joined in (False, True))
@@ -209,33 +207,40 @@ class StepFacts:
         return total
 
     def _least_device(self, devices: int) -> Device:
-        """Return the device in the first regime that may have the arguments and the gradients of a step."""
+        """Return the device in the first regime in which a step may be."""
         first, *larger = regimes(self.function, self.device)
-        is_larger = bool(larger) and sum(self.memory.always.values()) > devices * first.bytes
+        if not larger:
+            return first.device
+        whole = [not kind.unless for kind in self.memory.kinds]
+        alive = np.max(self.memory.bytes[:, whole].sum(axis=1), initial=0) / FORMS
+        is_larger = sum(self.memory.always.values()) + alive > devices * first.bytes
         return larger[0].device if is_larger else first.device
 
-    def _passes(self, split: Dims, sums: Sums, carries: Collection[Value] = ()) -> Iterator[KernelBound]:
-        """Yield the kernels of the forward pass, and then all others, which need not read what they may compute again.
+    def _kernels(
+        self, program: CommonProgram, sums: Sums, carries: Collection[Value] = ()
+    ) -> Iterator[KernelBound]:
+        """Yield the kernels of a program. If values may be computed again, those of the backward pass need not read them.
 
-        split, sums: as in `facts` and `kernel_bounds`. carries: those that no kernel needs to read or to write.
+        sums: as in `kernel_bounds`. carries: those that no kernel needs to read or to write.
         """
-        program, again = self._program_under(split), {*carries, *fused_values(self.function)}
-        for free, is_forward in ((carries, True), (again, False)):
-
-            def is_own(eqn: Equation, is_forward: bool = is_forward) -> bool:
-                return (eqn.stage == "forward") == is_forward
-
-            own = attrs.evolve(
-                program, is_common=lambda eqn, is_own=is_own: program.is_common(eqn) and is_own(eqn)
-            )
+        if not self.recomputes and not carries:
+            yield from kernel_bounds(program, self.function, sums)
+            return
+        again = {*carries, *fused_values(self.function)}
+        for is_forward, free in ((True, carries), (False, again)):
+            own = attrs.evolve(program, is_common=_in_pass(program.is_common, is_forward))
             found = kernel_bounds(own, self.function, sums, free=free)
-            yield from (each for each in found if is_own(each.equation))
+            yield from (each for each in found if (each.equation.stage == "forward") == is_forward)
 
     def halos(self, shards: int) -> Mapping[Halo, int]:
         """Return the halos where a dimension is split over a number of shards."""
         if shards not in self.sent:
             self.sent[shards] = Counter(halos_of(self._program(is_binary), self.function, shards))
         return self.sent[shards]
+
+
+def _in_pass(is_common: IsCommon, is_forward: bool) -> IsCommon:
+    return lambda eqn: is_common(eqn) and (eqn.stage == "forward") == is_forward
 
 
 def fused_values(function: Function) -> set[Value]:
@@ -263,7 +268,7 @@ def passing_carries(function: Function) -> set[Value]:
     for region in (each for each in regions if not any(eqn.regions for eqn in each.body)):
         readers = readers_of(region.body)
         for value in (argument.value for argument in carried(region)):
-            if all(storage(eqn) in ("fused", "reduced") for eqn in users(value, readers)):
+            if all(storage(eqn) in ("fused", "reduced") for eqn in users_of(value, readers)):
                 found.add(value)
     return found
 
