@@ -41,7 +41,7 @@ def test_the_search_prices_what_simulate_shows(file: Path) -> None:
             shown = simulate_layout(case.on(hardware).lower(selection.program), hardware)
             price = pricer(case.mesh, case.layout)
             assert shown.step.seconds == pytest.approx(price.seconds, rel=1e-9), (machine, case.name)
-            assert pricer.facts.least_seconds(case.mesh.devices) <= price.seconds * (1 + ROUNDING)
+            assert pricer.least_seconds(case.mesh.devices) <= price.seconds * (1 + ROUNDING)
             record = shown.record()
             assert record["step_seconds"] == pytest.approx(price.seconds, rel=1e-9)
             assert record["memory_per_device"]["total"] == price.tiled

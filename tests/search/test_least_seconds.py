@@ -67,7 +67,33 @@ train net { minimize loss; optimizer = sgd(learning_rate = 0.1) }
 """
 """A layer whose values are cheaper to compute again than to keep."""
 
+SENDING = """
+dim batch = 64
+dim io = 64
+dim layers = 8
+model net(x: [batch, io], y: [batch, io]) {
+  param g: [io] = ones()
+  h = x * g
+  repeat layers { h = tanh(0.5 * h + 0.1 * mean(h, over = [io])) }
+  loss = mean(square(h - y))
+  return loss
+}
+"""
+"""A layer whose carry needs no memory between iterations that run in one."""
+
+STARTS = attrs.evolve(
+    SLOW_CORES,
+    name="starts",
+    device=attrs.evolve(SLOW_CORES.device, overhead=10.0, overlap=1.0, loop=0.0, ops={}),
+)
+"""A machine on which the starts of kernels matter."""
+
 CASES = [
+    (SENDING, STARTS),
+    (SENDING, attrs.evolve(STARTS, device=attrs.evolve(STARTS.device, overhead=0.0))),
+    (f"{SENDING}train net {{ minimize loss; optimizer = sgd(learning_rate = 0.1) }}", STARTS),
+    (RESIDUAL, STARTS),
+    (RESIDUAL, SLOW_TPU),
     (ELEMENTWISE, SLOW_CORES),
     (ELEMENTWISE, H100),
     (ELEMENTWISE, SLOW_TPU),
@@ -91,7 +117,7 @@ FORMS = [
     Forms(regions, dots, recompute=word, unroll=unroll)
     for (regions, dots), (word, unroll) in product(
         [("never", 0), ("time", 0), ("memory", 0), ("never", 10**6)],
-        [("", 1), ("full", 1), ("minimal", 1), ("", 2)],
+        [("", 1), ("full", 1), ("minimal", 1), ("", 4)],
     )
 ]
 
@@ -103,12 +129,12 @@ def test_no_layout_with_any_forms_is_below_the_least(
     monkeypatch.setattr(pricing, "layout_assignment", eager)
     program = load(source).programs[0]
     pricer, space = LayoutPricer.of(program, hardware), space_of(program.function("forward"))
-    least, prices = pricer.facts.least_seconds(4), set()
+    prices = set()
     for mesh in meshes(4, 2):
         for row in layouts(space, mesh, 4):
             found = layout_of(space, row.tolist(), mesh)
             prices.update(pricer(mesh, attrs.evolve(found, forms=forms)).seconds for forms in FORMS)
-    assert 0 < least <= min(prices) * (1 + ROUNDING)
+    assert 0 < pricer.least_seconds(4) <= min(prices) * (1 + ROUNDING)
     assert len(prices) > len(FORMS) // 2
 
 
@@ -116,11 +142,33 @@ def test_no_layout_with_any_forms_is_below_the_least(
 def test_no_pipeline_is_below_the_least(seed: int) -> None:
     module = load(random_pipeline(Random(seed)))
     (declared,) = module.layouts
-    for hardware in (SLOW_LINKS, SLOW_CORES, SLOW_TPU):
+    for hardware in (SLOW_LINKS, SLOW_CORES, SLOW_TPU, STARTS):
         pricer = LayoutPricer.of(module.programs[0], hardware)
         price = pricer(declared.mesh, declared.layout)
-        least = pricer.facts.least_seconds(declared.mesh.devices)
+        least = pricer.least_seconds(declared.mesh.devices)
         assert 0 < least <= price.seconds * (1 + ROUNDING)
+
+
+@pytest.mark.parametrize("devices", [4, 4096])
+def test_each_device_starts_each_kernel(devices: int) -> None:
+    """However many devices there are, a step starts the kernel of each dot; a loop starts it for each of its two layers."""
+    pricer = LayoutPricer.of(load(RESIDUAL).programs[0], STARTS)
+    assert pricer.facts.least_seconds(devices) > 2 * 6 * STARTS.device.overhead
+
+
+def test_a_step_larger_than_the_scratchpad_reads_memory() -> None:
+    """Loops never run in the scratchpad; steps without loops do not where their arguments alone are larger."""
+    vmem = SLOW_TPU.device.vmem
+    assert vmem is not None
+    for source, size, reads in (
+        (ELEMENTWISE, vmem.bytes, True),
+        (PERCEPTRON, 1.0, True),
+        (PERCEPTRON, 1e9, False),
+    ):
+        device = attrs.evolve(SLOW_TPU.device, scratchpad=attrs.evolve(vmem, bytes=size))
+        facts = LayoutPricer.of(load(source).programs[0], attrs.evolve(SLOW_TPU, device=device)).facts
+        least = facts.on(device.weightless).least_seconds(4)
+        assert facts.least_seconds(4) > 1.1 * least if reads else facts.least_seconds(4) == least
 
 
 @pytest.mark.parametrize("hardware", [SLOW_CORES, H100, SLOW_TPU])

@@ -18,7 +18,6 @@ from mtfc.backends.interpreter import interpret
 from mtfc.backends.jax import runtime as jax_runtime
 from mtfc.compiler.activity import progress_to
 from mtfc.compiler.analysis.reshard_plans import plan
-from mtfc.compiler.cost.device_models import cheapest
 from mtfc.compiler.cost.hardware import Device, Hardware, Link, Rate
 from mtfc.compiler.cost.sizes import Numbers
 from mtfc.compiler.cost.step_time import seconds_of
@@ -324,7 +323,7 @@ def test_no_tiling_is_below_the_least_seconds(
     program, mesh = example(name, **dims), Mesh("mesh", axes)
     slow = attrs.evolve(SLOW_DEVICES.device, overhead=0.0, bandwidth=Rate.constant(1e18))
     for hardware in (machine(target), attrs.evolve(SLOW_DEVICES, device=slow)):
-        least = StepFacts.of(prepared(program), cheapest(hardware.device)).least_seconds(mesh.devices)
+        least = StepFacts.of(prepared(program), hardware.device).least_seconds(mesh.devices)
         found = best_layouts(network_of(program, mesh, hardware), None, monotonic() + AMPLE)
         assert 0 < least <= found.objective
         assert hardware.name != SLOW_DEVICES.name or found.objective < 1.01 * least

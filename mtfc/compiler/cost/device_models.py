@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from math import inf
 
+from mtfc.compiler.analysis.dimension_names import SINGLE
 from mtfc.compiler.analysis.liveness import Inside, nothing_inside
 from mtfc.compiler.cost.effects.memory import MemoryUse, memory_on
 from mtfc.compiler.cost.fusion import FusionModel
@@ -34,6 +35,9 @@ from mtfc.compiler.ir.core import Function, Value
 from mtfc.compiler.ir.loops import is_loop_body
 from mtfc.compiler.ir.types import Mesh
 from mtfc.compiler.records import frozen
+
+AMPLE = 1.5
+"""If so many times the memory of the step with nothing split fits on a device, no layout computes values again."""
 
 
 def fusion_of(function: Function, mesh: Mesh, device: Device, whole: Function | None = None) -> FusionModel:
@@ -54,6 +58,14 @@ def fusion_of_program(function: Function, mesh: Mesh, device: Device, is_placed:
 def expected_memory(function: Function, mesh: Mesh, device: Device) -> MemoryUse:
     """Return the memory of a placed function on a device: the figure of each command that knows the device."""
     return memory_on(function, mesh, device, inside_kernels(mesh, device))
+
+
+def may_be_short(function: Function, device: Device) -> bool:
+    """Return True if some layout may need more memory than a device has, so that values are computed again.
+
+    A layout needs less memory than nothing split, but for copies in other placements, and for padding.
+    """
+    return AMPLE * whole_number(expected_memory(function, SINGLE, device).total) > device.memory
 
 
 def inside_kernels(mesh: Mesh, device: Device) -> Inside:

@@ -79,10 +79,10 @@ Term = ShardedAmount | Least | Most | Total | Unless | Unmoved
 
 
 def divided(term: Term, number: int) -> float:
-    """Return the value of a term where each amount is split over all of a number of processors."""
+    """Return the value of a term where each amount that has dimensions is split over all of a number of processors."""
     match term:
-        case ShardedAmount(amount):
-            return amount / number
+        case ShardedAmount(amount, dims, alike):
+            return amount / number if dims or alike else amount
         case Least(terms):
             return min(divided(each, number) for each in terms)
         case Most(terms):

@@ -8,7 +8,7 @@ from math import inf
 
 import attrs
 
-from mtfc.compiler.cost.device_models import cheapest, expected_memory
+from mtfc.compiler.cost.device_models import expected_memory, may_be_short
 from mtfc.compiler.cost.effects.memory import memory_of
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.cost.sizes import Numbers, whole
@@ -63,8 +63,15 @@ class LayoutPricer:
 
     @cached_property
     def facts(self) -> StepFacts:
-        """The facts of the step, where no regime of the device has less."""
-        return StepFacts.of(self.undistributed(), cheapest(self.hardware.device))
+        """The facts of the step. Values may be computed again in pipelines, and where the memory does not suffice."""
+        step, device = self.undistributed(), self.hardware.device
+        recomputes = any(eqn.regions for eqn in step.body) or (self.recomputes and may_be_short(step, device))
+        return StepFacts.of(step, device, recomputes)
+
+    def least_seconds(self, devices: int) -> float:
+        """Return a bound of the step of all plans. Values may also be computed again because a priced layout says so."""
+        recomputes = self.facts.recomputes or any(layout.forms.recompute for _, layout in self.known)
+        return attrs.evolve(self.facts, recomputes=recomputes).least_seconds(devices)
 
     @cached_property
     def layers(self) -> tuple[LayersPricer | None, tuple[tuple[Function, ...], int] | None]:

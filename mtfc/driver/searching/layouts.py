@@ -172,7 +172,7 @@ class LayoutFinder:
 
     def least(self, mesh: Mesh) -> float:
         """Return a bound of all plans for the devices of a mesh; 0 where memory is minimized."""
-        return 0.0 if self.objective in IN_BYTES else self.pricer.facts.least_seconds(mesh.devices)
+        return 0.0 if self.objective in IN_BYTES else self.pricer.least_seconds(mesh.devices)
 
     def bounded(self, found: Found, lower_bound: float) -> Found:
         """Return a result with a lower bound, or with the bound of all plans if that is larger."""

@@ -222,11 +222,14 @@ def kernel_bounds(
 
     Whether other equations store or fuse their operands is not known. Every equation that computes something reads its operands.
     sums: values in which a sum may be completed, with their readers. stored: slices of arguments of the whole function. free:
-    values that kernels may compute again where they read them, so that no loop stacks them; None if all are kept.
+    values that kernels may compute again where they read them, so that no loop stacks or carries them; None if all are kept.
     """
     device, is_common = program.device, program.is_common
     body = tuple(eqn for eqn in function.body if eqn.regions or is_common(eqn))
-    outputs = function.outputs if free is None else tuple(each for each in function.outputs if each.updates)
+    outputs = function.outputs
+    if free is not None:
+        passing = {None, *(argument.value.name for argument in function.arguments if argument.value in free)}
+        outputs = tuple(each for each in outputs if each.updates not in passing)
     fusion = fusion_of(attrs.evolve(function, body=body, outputs=outputs), SINGLE, device, whole=function)
     known = {*fusion.makers, *(argument.value for argument in function.arguments)}
     reads = _Reads(fusion, program.names, known, frozenset(stored), frozenset(free or ()))
@@ -241,7 +244,7 @@ def kernel_bounds(
         if eqn.regions:
             slices = [a.value for v, a in pairs(eqn) if a.role == "sliced" and v in stays]
             inner = trips * dim_of(eqn).size
-            within = None if free is None else [a.value for v, a in pairs(eqn) if v in free]
+            within = None if free is None else {*free, *(a.value for v, a in pairs(eqn) if v in free)}
             yield from kernel_bounds(program, region_of(eqn), sums, inner, slices, within)
             iterations = dim_of(eqn).size * device.loop
             yield bound(eqn, _KernelParts(moved=tuple(_cleared(eqn, reads)), overhead=iterations))
@@ -403,9 +406,8 @@ class _Reads:
         return Least(self.arrays(eqn, seen[value], REGISTERS))
 
     def _is_free(self, eqn: Equation, values: Collection[Value]) -> bool:
-        """Return True if an equation may compute one of the values again; on CPUs and GPUs dots read arrays from memory."""
-        is_fused = OPS[eqn.op].storage in ("fused", "reduced") or self.fusion.device.mxu_size is not None
-        return is_fused and not self.free.isdisjoint(values)
+        """Return True if an equation may compute one of the values again; dots read arrays from memory."""
+        return OPS[eqn.op].storage in ("fused", "reduced") and not self.free.isdisjoint(values)
 
     def copied(self, eqn: Equation) -> Iterator[Term]:
         """Yield the seconds of copying a loop's slice for a dot, and a dot's result for a stack, on CPUs and GPUs (`fusion.py`).

@@ -18,10 +18,8 @@ import attrs
 import numpy as np
 
 from mtfc.compiler.activity import report_progress
-from mtfc.compiler.analysis.dimension_names import SINGLE
-from mtfc.compiler.cost.device_models import expected_memory
+from mtfc.compiler.cost.device_models import may_be_short
 from mtfc.compiler.cost.hardware import Hardware
-from mtfc.compiler.cost.sizes import whole
 from mtfc.compiler.cost.tables.collective_tables import Seconds
 from mtfc.compiler.cost.topology import lie_as_one
 from mtfc.compiler.ir.core import Function
@@ -68,9 +66,6 @@ until all columns are decided.
 
 BEAM = 1 << 6
 """The partial layouts that a dive follows at the same time."""
-
-AMPLE = 1.5
-"""If so many times the memory of the step with nothing split fits on a device, no layout computes values again."""
 
 NEVER = 1e9
 """Seconds that no step takes."""
@@ -474,7 +469,9 @@ class GlobalSpace:
     def _branchings(self, until: float) -> Iterator[Branching]:
         """Yield the branching of each mesh. Columns are eliminated in a part of the time `until` then."""
         space = space_of(self.forward, self.fixed, self.storage)
-        facts = StepFacts.of(self.step, self.hardware.device, self.recomputes and self._may_not_fit)
+        facts = StepFacts.of(
+            self.step, self.hardware.device, self.recomputes and may_be_short(self.step, self.hardware.device)
+        )
         if self.layers is not None:
             facts = RepeatedFacts.of_layers(facts, *self.layers, space.split)
         eliminations, eliminating = (
@@ -485,15 +482,6 @@ class GlobalSpace:
             bound = LayoutBound(space, facts, mesh, self.hardware, self.objective == "time")
             usual = eliminations if process_time() < eliminating else None
             yield Branching.on(bound, len(self.meshes) > 1, self.objective, usual)
-
-    @property
-    def _may_not_fit(self) -> bool:
-        """True if some layout may need more memory than there is, so that values are computed again.
-
-        A layout needs less memory than nothing split, but for copies in other placements, and for padding.
-        """
-        device = self.hardware.device
-        return AMPLE * whole(expected_memory(self.step, SINGLE, device).total) > device.memory
 
     def _nothing_fits(self, searching: BranchAndBound) -> NothingFits:
         """Return the error of a search without a result."""

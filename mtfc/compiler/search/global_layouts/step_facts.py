@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import chain, combinations
+from itertools import combinations
 from math import gcd
 from typing import Any
 
 import attrs
 import numpy as np
 
-from mtfc.compiler.analysis.buffer_kinds import readers_of
+from mtfc.compiler.analysis.buffer_kinds import readers_of, storage
 from mtfc.compiler.analysis.dimension_names import (
     DimensionNames,
     Dims,
@@ -27,11 +27,13 @@ from mtfc.compiler.analysis.dimension_names import (
     computed,
     rule_of,
 )
+from mtfc.compiler.cost.device_models import regimes
 from mtfc.compiler.cost.effects.halo_exchange import Halo, halos_of
 from mtfc.compiler.cost.effects.memory import MemoryBound, Splitting, equal_in, memory_bound, merging_in
 from mtfc.compiler.cost.effects.moved_data import MovedData, StoredParameter, moved_data, stored_parameters
 from mtfc.compiler.cost.effects.pending_sums import SumRoute, preceding, sum_routes, without_useless_stops
 from mtfc.compiler.cost.effects.roofline import KernelBound, is_binary, kernel_bounds, largest_share
+from mtfc.compiler.cost.fusion import users as users_of
 from mtfc.compiler.cost.hardware import Device
 from mtfc.compiler.cost.lower_bounds import CommonProgram, MakeBlocks, ShardedAmount, Term, divided
 from mtfc.compiler.cost.tables.collective_tables import Seconds
@@ -50,6 +52,9 @@ KEPT = 3
 
 SPLIT = 8.0
 """The number of processors over which the dimension is split to choose these points."""
+
+FORMS = 2
+"""The live bytes of a step over those that it has at least with forms, which leave out terms of a sum."""
 
 DimSets = frozenset[Dims]
 """Sets of dimensions; all dimensions of one set have to be split."""
@@ -169,17 +174,8 @@ class StepFacts:
     def facts(self, split: Dims) -> Facts:
         """Return the facts under layouts that split no dimensions of `mixed` but some of `split`."""
         if split not in self.found:
-            self.found[split] = _facts(self._program_under(split), self._kernels_again(split))
+            self.found[split] = _facts(self._program_under(split), self._kernels)
         return self.found[split]
-
-    def _kernels_again(self, split: Dims) -> FindKernels:
-        """Return what finds the kernels of a program: those of each pass by itself if values may be computed again."""
-        if not self.recomputes:
-            return lambda program, sums: kernel_bounds(program, program.function, sums)
-        free = fused_values(self.function)
-        return lambda _, sums: chain(
-            self._kernels_of(True, (), split, sums), self._kernels_of(False, free, split, sums)
-        )
 
     def _program_under(self, split: Dims) -> CommonProgram:
         """Return the function with the equations that these layouts have in common."""
@@ -191,15 +187,17 @@ class StepFacts:
         return self._program(is_common)
 
     def least_seconds(self, devices: int) -> float:
-        """Return a bound of the step of each plan: with any layout, forms, pipelines, micro-batches and recomputation.
+        """Return a bound of the step of each plan: with any layout, forms, pipelines and micro-batches.
 
-        All devices together run the kernels that all layouts have. Where forms may join dots, only the arithmetic counts. Loops
-        have no costs of their own, because they may be unrolled. The backward pass may compute elementwise values of the forward
-        pass again, so it need not read them.
+        All devices together run the kernels that all layouts have, and each device starts all of them: stages of a pipeline start
+        theirs for each micro-batch. Where forms may join dots, only the arithmetic counts. Loops have no costs of their own,
+        and elementwise carries no kernels, because loops may be unrolled.
         """
+        if (device := self._least_device(devices)) != self.device:
+            return self.on(device).least_seconds(devices)
         joined, total = joinable(self.function), 0.0
-        passes = self._kernels_of(True, ()), self._kernels_of(False, fused_values(self.function))
-        for kernel in chain(*passes):
+        program, carries = self._program_under(self.mixed), passing_carries(self.function)
+        for kernel in self._kernels(program, {}, carries):
             eqn = kernel.equation
             if eqn in joined or has_trait(eqn, "groups"):
                 own, most = (largest_share(eqn, self.device, is_joined) for is_joined in (False, True))
@@ -208,27 +206,41 @@ class StepFacts:
                 total += divided(kernel.seconds, devices)
         return total
 
-    def _kernels_of(
-        self, is_forward: bool, free: Collection[Value], split: Dims | None = None, sums: Sums | None = None
+    def _least_device(self, devices: int) -> Device:
+        """Return the device in the first regime in which a step may be."""
+        first, *larger = regimes(self.function, self.device)
+        if not larger:
+            return first.device
+        whole = [not kind.unless for kind in self.memory.kinds]
+        alive = np.max(self.memory.bytes[:, whole].sum(axis=1), initial=0) / FORMS
+        is_larger = sum(self.memory.always.values()) + alive > devices * first.bytes
+        return larger[0].device if is_larger else first.device
+
+    def _kernels(
+        self, program: CommonProgram, sums: Sums, carries: Collection[Value] = ()
     ) -> Iterator[KernelBound]:
-        """Yield the kernels of the forward pass, or all others. free: values that elementwise kernels need not read.
+        """Yield the kernels of a program. If values may be computed again, those of the backward pass need not read them.
 
-        split, sums: as in `facts` and `kernel_bounds`; by default all mixed dimensions may be split, and no sums count.
+        sums: as in `kernel_bounds`. carries: those that no kernel needs to read or to write.
         """
-        program = self._program_under(self.mixed if split is None else split)
-
-        def is_own(eqn: Equation) -> bool:
-            return (eqn.stage == "forward") == is_forward
-
-        own = attrs.evolve(program, is_common=lambda eqn: program.is_common(eqn) and is_own(eqn))
-        found = kernel_bounds(own, self.function, sums or {}, free=free)
-        return (each for each in found if is_own(each.equation))
+        if not self.recomputes and not carries:
+            yield from kernel_bounds(program, self.function, sums)
+            return
+        again = {*carries, *fused_values(self.function)}
+        for is_forward, free in ((True, carries), (False, again)):
+            own = attrs.evolve(program, is_common=_in_pass(program.is_common, is_forward))
+            found = kernel_bounds(own, self.function, sums, free=free)
+            yield from (each for each in found if (each.equation.stage == "forward") == is_forward)
 
     def halos(self, shards: int) -> Mapping[Halo, int]:
         """Return the halos where a dimension is split over a number of shards."""
         if shards not in self.sent:
             self.sent[shards] = Counter(halos_of(self._program(is_binary), self.function, shards))
         return self.sent[shards]
+
+
+def _in_pass(is_common: IsCommon, is_forward: bool) -> IsCommon:
+    return lambda eqn: is_common(eqn) and (eqn.stage == "forward") == is_forward
 
 
 def fused_values(function: Function) -> set[Value]:
@@ -246,6 +258,18 @@ def fused_values(function: Function) -> set[Value]:
         storage = OPS[eqn.op].storage
         if storage in ("fused", "made") or (storage == "view" and not found.isdisjoint(eqn.operands)):
             found.update(eqn.results)
+    return found
+
+
+def passing_carries(function: Function) -> set[Value]:
+    """Return the carries of innermost loops that need no memory between two iterations that run in one (`unroll-loops`)."""
+    regions = (region_of(eqn) for eqn in walk(function.body) if eqn.regions)
+    found: set[Value] = set()
+    for region in (each for each in regions if not any(eqn.regions for eqn in each.body)):
+        readers = readers_of(region.body)
+        for value in (argument.value for argument in carried(region)):
+            if all(storage(eqn) in ("fused", "reduced") for eqn in users_of(value, readers)):
+                found.add(value)
     return found
 
 

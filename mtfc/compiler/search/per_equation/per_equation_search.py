@@ -241,7 +241,7 @@ class EquationSpace:
 
     @cached_property
     def _facts(self) -> StepFacts:
-        return StepFacts.of(self.step, cheapest(self.hardware.device))
+        return StepFacts.of(self.step, self.hardware.device)
 
     def _ask(self, meshes: Sequence[Mesh], until: float, hardware: Hardware) -> _Answer:
         """Ask the solver for the best layouts on each mesh of a machine."""
