@@ -146,20 +146,24 @@ class Emitter:
             for group, outputs in groups.items()
             for key, output in outputs.items()
         ]
-        scope = Scope([*_with_stores(statements, results)], self._mark, reads)
+        scope = Scope(_with_stores(statements, results), self._mark, reads)
         lines = scope.lines()
-        left = [
-            each for each in results if each[2] in reads or _store(*each) in {s.text for s in scope.stores}
-        ]
-        looped = {each[0]: f"new_{each[0]}" for each in results if each not in left}
+        in_loops = {}
         for group in groups:
-            entries = [f"**{looped[group]}"] if group in looped else []
-            entries += [f'"{key}": {value}' for into, key, value in left if into == group]
+            entries = []
+            for into, key, value in results:
+                if into == group and (
+                    text := scope.stores.get(_store(into, key, value), value if value in reads else "")
+                ):
+                    entries.append(f'"{key}": {text}')
+                elif into == group:
+                    in_loops[group] = f"new_{group}"
+            entries = [*(f"**{in_loops[group]}" for _ in range(group in in_loops)), *entries]
             lines.append(f"{group} = {{{', '.join(entries)}}}")
         lines.append(f"return {', '.join(groups)}")
         text = "\n".join(lines)
-        needed = (f"{name} = {read}" for name, read in reads.items() if _needs_read(name, read, text))
-        return [*needed, *(f"{name} = {{}}" for name in looped.values()), *lines]
+        needed = (f"{name} = {read}" for name, read in reads.items() if name in text)
+        return [*needed, *(f"{name} = {{}}" for name in in_loops.values()), *lines]
 
     def _arguments(self, function: Function) -> tuple[dict[str, str], list[Statement]]:
         """Return the text that reads each argument, and the statements that follow."""
@@ -344,12 +348,6 @@ def all_values(function: Function) -> Iterator[Value]:
         yield from eqn.results
         for region in eqn.regions:
             yield from all_values(region)
-
-
-def _needs_read(name: str, read: str, text: str) -> bool:
-    """Return True if a text has the name of an argument, and not first where a loop reads it."""
-    first = text.find(name)
-    return first >= 0 and not text.startswith(f"{name} = {read.split('[')[0]}[f", first)
 
 
 def short_names(names: Iterable[str]) -> dict[str, str]:

@@ -233,8 +233,8 @@ def table_rows(items: Iterable[tuple[str, str]]) -> Iterator[str]:
         numbers = [f"{{{names[i]}}}" if i in names else each[0] for i, each in enumerate(choices)]
         key = "".join(sum(zip(words, [*numbers, ""], strict=True), ()))
         loops = " ".join(f"for {name} in {_numbers(choices[i])}" for i, name in names.items())
-        text, comma, comment = value.partition(",  #")
-        yield f'**{{f"{key}": {text} {loops}}}{comma}{comment}'
+        text, rest = re.fullmatch(r"(.*?)(,?(?:  #.*)?)", value).groups()
+        yield f'**{{f"{key}": {text} {loops}}}{rest}'
 
 
 def _numbers(texts: Sequence[str]) -> str:

@@ -3,33 +3,34 @@
 Input: the statements of a function, in order. Output: its lines, where a run of blocks that differ only in names is a loop over
 the last block. Python executes the same statements in the same order, so JAX traces the same program.
 
-A *column* holds the name at one place of each block. Inside the loop the column has the name of its last entry:
+A *column* holds the name at one place of each block. In the loop it is
 
-- a column of the blocks' own values is an ordinary variable;
-- a *carry* holds a value of the block before;
-- texts with a number, such as keys of arguments, become f-strings of the loop's index;
-- other columns are rows to iterate over. An earlier loop appends to the rows that come from it.
+- an ordinary variable, if each block defines its own entry;
+- a variable that the loop updates, if each block takes a value of the block before: a carry;
+- a text with the loop's index, if the entries are arguments or values of an earlier loop: `params[f"layers_{i}_w"]`,
+  `saved[i]["h"]`. The earlier loop saves these values.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from heapq import nlargest
-from itertools import pairwise
 
 import attrs
 import numpy as np
+
+from mtfc.compiler.search.repeated_layers import Run, runs
 
 MARK = "\u0298"
 """Stands around the number of a value in a text without names. It is a letter that no name in a .mtf file has."""
 
 LEAST = 24
-"""The fewest statements that a loop saves."""
+"""The fewest statements that a loop saves, and the fewest operands of a sum that are collected in a list."""
 
-_HOLE = re.compile(f'{MARK}\\d+{MARK}|(?<=\\[)f?"[^"\\n]*"|f?"[^"\\n]*\\d[^"\\n]*"')
-_TEXT = re.compile('"[^"\\n]*"')
+_HOLE = re.compile(f'{MARK}\\d+{MARK}|(?<=\\[)"[^"\\n]*"|"[^"\\n]*\\d[^"\\n]*"')
+_NUMBER = re.compile(f"(?<![\\d{MARK}])(\\d+)(?![\\d{MARK}])")
+_TOGETHER = re.compile(r"([^=\n]+) = ([\w.]+)\(\((.+)\), (.+)\)")
 
 Column = tuple[str, ...]
 """The name, or the text in quotes, at one place of each block."""
@@ -37,295 +38,210 @@ Column = tuple[str, ...]
 
 @attrs.frozen(eq=False, slots=False)
 class Statement:
-    """A statement with marks in the place of names. place: the comment in front of it. is_store: it stores a result by name."""
+    """A statement with marks in the place of names.
+
+    place: the comment in front of it. is_store: it stores a result by name. kind: differs where equal texts are no copies.
+    """
 
     text: str
     place: str = ""
     is_store: bool = False
+    kind: str = ""
 
     @cached_property
     def holes(self) -> list[str]:
         return _HOLE.findall(self.text)
 
     @cached_property
-    def template(self) -> tuple[str, str]:
-        return self.place, _HOLE.sub("@", self.text)
+    def template(self) -> tuple[str, str, str]:
+        return self.place, _HOLE.sub("@", self.text), self.kind
 
 
-@attrs.define(eq=False, slots=False)
-class Block:
-    """A run of equal blocks of statements; a single block for statements without repetition.
+@attrs.define(eq=False)
+class Loop:
+    """A loop over equal blocks of statements.
 
-    inner: the columns of the blocks' own values, by last entry. outer: other columns that differ. index: a name, and its numbers. before:
-    lines in front of the loop. loops: (target, iterable). unpacked: the first lines of the body. texts: text in quotes -> text inside the loop.
-    reads: the arguments to read inside the loop. saves: values to append in each iteration -> list. updates: (carry, new value).
+     inner: the columns of the blocks' own values, by last entry. carries: name of a carry -> its first and its new value.
+    head: the line that opens it. texts: last entry of a column -> text in the loop. saved: the list of `exports`.
     """
 
-    start: int
-    period: int
-    count: int
+    run: Run
+    saved: str
     inner: dict[str, Column] = attrs.field(factory=dict)
-    outer: list[Column] = attrs.field(factory=list)
-    index: tuple[str, tuple[int, ...]] | None = None
-    before: list[str] = attrs.field(factory=list)
-    loops: list[tuple[str, str]] = attrs.field(factory=list)
-    unpacked: list[str] = attrs.field(factory=list)
+    carries: dict[str, tuple[str, str]] = attrs.field(factory=dict)
+    head: str = ""
     texts: dict[str, str] = attrs.field(factory=dict)
-    reads: dict[str, str] = attrs.field(factory=dict)
-    saves: dict[tuple[str, ...], str] = attrs.field(factory=dict)
-    updates: list[tuple[str, str]] = attrs.field(factory=list)
+    exports: dict[str, None] = attrs.field(factory=dict)
 
-    @property
-    def end(self) -> int:
-        return self.start + self.period * self.count
-
-    @cached_property
-    def carried(self) -> dict[Column, str]:
-        """The entries of a carry after the first -> the value that updates it."""
-        return {column[:-1]: last for last, column in self.inner.items()}
-
-
-Place = tuple[Block, int] | None
-"""The loop and the iteration that a value comes from; None for a value outside of loops."""
+    def order(self) -> tuple[int, int]:
+        """Return what is larger for a better cut of a run: the loop has more iterations, or hands on less."""
+        return self.run.copies, -len(self.carries) - len(self.texts)
 
 
 class Scope:
-    """Writes the statements of a function or of a loop's body.
+    """Writes the statements of a function.
 
-    mark: makes a name. reads: argument -> text that reads it. own: the values that the statements define; None for all but
-    `reads`. stores: of a function, the stores outside of loops, which no line has.
+    mark: makes a name. texts: argument -> text that reads it. stores: statement that stores a result outside of loops -> value;
+    no line has these statements.
     """
 
     def __init__(
-        self,
-        statements: Sequence[Statement],
-        mark: Callable[[str], str],
-        reads: Mapping[str, str],
-        own: set[str] | None = None,
+        self, statements: Iterable[Statement], mark: Callable[[str], str], texts: dict[str, str]
     ) -> None:
-        self.statements, self.mark, self.reads, self.is_body = statements, mark, reads, own is not None
+        self.mark, self.index, self.reads, self.texts = mark, mark("i"), frozenset(texts), dict(texts)
+        self.statements: list[Statement] = []
         self.births: dict[str, int] = {}
-        for i, statement in enumerate(statements):
-            for hole in statement.holes:
-                if hole[0] == MARK and hole not in reads and (own is None or hole in own):
-                    self.births.setdefault(hole, i)
-        numbers: dict[tuple[str, str], int] = {}
-        self.keys = np.array([numbers.setdefault(s.template, len(numbers)) for s in statements])
-        self.origins: dict[str, tuple[Block, int, str]] = {}
-        self.stores: list[Statement] = []
+        for part in (part for each in statements for part in self._parted(each)):
+            for hole in part.holes:
+                if hole[0] == MARK and hole not in self.texts:
+                    self.births.setdefault(hole, len(self.statements))
+            self.statements.append(part)
+        self.origins: dict[str, tuple[Loop, int, str]] = {}
+        self.stores: dict[str, str] = {}
+
+    def _parted(self, statement: Statement) -> Iterator[Statement]:
+        """Yield a collective of many operands as statements that collect the operands, and the collective of the list."""
+        found = _TOGETHER.fullmatch(statement.text)
+        if found is None or found[3].count(",") < LEAST:
+            yield statement
+            return
+        terms, results = self.mark("terms"), self.mark("results")
+        self.texts |= {name: f"{results}[{i}]" for i, name in enumerate(found[1].split(", "))}
+        yield Statement(f"{terms} = []", statement.place)
+        for name in found[3].split(", "):
+            born = self.statements[self.births[name]] if name in self.births else None
+            kind = _NUMBER.sub("", self.texts.get(name, "")) if born is None else str(born.template)
+            place = statement.place if born is None else born.place
+            yield Statement(f"{terms}.append({name})", place, kind=kind)
+        yield Statement(f"{results} = {found[2]}(tuple({terms}), {found[4]})", statement.place)
 
     def lines(self) -> list[str]:
-        blocks = list(self._blocks())
-        for block in blocks:
-            self._prepare(block)  # adds to `saves` of earlier blocks
-        return [line for block in blocks for line in self._written(block)]
+        numbers: dict[tuple[str, ...], int] = {}
+        tokens = np.array([numbers.setdefault(s.template, len(numbers)) for s in self.statements], np.int64)
+        long = [run for run in runs(tokens) if run.period * (run.copies - 1) >= LEAST]
+        pieces, position = list[tuple[Loop | None, list[Statement]]](), 0
+        for run in sorted(long, key=lambda run: run.start):
+            loop = max(filter(None, self._loops(run)), key=Loop.order, default=None)
+            if loop is not None and loop.run.start >= position:
+                pieces.append((None, self._resolved(position, loop.run.start)))
+                position, loop.saved = loop.run.equations.stop, self.mark("saved")
+                pieces.append((loop, self._resolved(position - run.period, position, loop)))
+                for last, column in loop.inner.items():
+                    self.origins |= {name: (loop, i, last) for i, name in enumerate(column)}
+        pieces.append((None, self._resolved(position, len(self.statements))))
+        return [line for loop, statements in pieces for line in _written(loop, statements)]
 
-    # The loops
-
-    def _blocks(self) -> Iterator[Block]:
-        """Yield loops and the statements between them, in order."""
-        position = 0
-        for block in self._runs(0, len(self.statements)):
-            yield self._single(position, block.start)
-            yield block
-            position = block.end
-            for last, column in block.inner.items():
-                self.origins |= {name: (block, i, last) for i, name in enumerate(column)}
-        yield self._single(position, len(self.statements))
-
-    def _single(self, start: int, end: int) -> Block:
-        """Return statements without repetition. Their outer columns are values of loops, but for those of the last iteration."""
-        block = Block(start, end - start, 1)
-        for name in dict.fromkeys(hole for s in self.statements[start:end] for hole in s.holes):
-            loop, i, _ = self.origins.get(name, (block, 0, name))
-            if i < loop.count - 1:
-                block.outer.append((name,))
-        return block
-
-    def _runs(self, start: int, end: int) -> Iterator[Block]:
-        for first, period, length in self._candidates(start, end):
-            blocks = [
-                Block(i, period, (first + length - i) // period) for i in self._starts(first, period, length)
-            ]
-            found = [block for block in blocks if self._fill_columns(block)]
-            if found:
-                block = min(found, key=lambda block: (len(block.outer) - block.count, block.start))
-                yield from self._runs(start, block.start)
-                yield block
-                yield from self._runs(block.end, end)
-                return
-
-    def _starts(self, first: int, period: int, length: int) -> list[int]:
-        """Return where the first of equal blocks may start: at a statement of another place than the one before."""
-        last = min(first + 2 * period, first + length - 2 * period)
-        places = [statement.place for statement in self.statements[: last + 1]]
-        return [i for i in range(first, last + 1) if i == first or places[i] not in ("", places[i - 1])]
-
-    def _candidates(self, start: int, end: int) -> list[tuple[int, int, int]]:
-        """Return (start, period, length) of runs of statements with equal templates, those that save the most first."""
-        keys, found = self.keys[start:end], []
-        for period in range(1, len(keys) // 2 + 1):
-            equal = keys[period:] == keys[:-period]
-            if np.count_nonzero(equal) < max(period, LEAST):
-                continue
-            ends = np.flatnonzero(np.concatenate([[True], ~equal, [True]]))
-            for left, right in zip(ends[:-1].tolist(), (ends[1:] - 1).tolist(), strict=True):
-                saved = (right - left) // period * period
-                if saved >= LEAST:
-                    found.append((saved, -period, start + left, right - left + period))
-        return [(first, -period, length) for _, period, first, length in nlargest(20, found)]
-
-    def _fill_columns(self, block: Block) -> bool:
-        """Find the columns of blocks. Return False if the blocks are not equal, or if a loop is no shorter."""
-        first, period, outer = block.start, block.period, dict[Column, None]()
-        starts = [first + i * period for i in range(block.count)]
-        for offset in range(period):
-            for column in zip(*(self.statements[start + offset].holes for start in starts), strict=True):
-                births = {
-                    self.births.get(name, -1) - start for name, start in zip(column, starts, strict=True)
-                }
-                own = [0 <= birth < period for birth in births]
-                if not any(own):
-                    outer[column] = None
-                elif len(births) > 1 or block.inner.setdefault(column[-1], column) != column:
-                    return False
-        if len({column[-1] for column in outer}) < len(outer):
-            return False
-        block.outer = [column for column in outer if len({*column}) > 1]
-        rows = [column for column in block.outer if column[1:] not in block.carried]
-        if any(self.births.get(name, -1) >= first for column in rows for name in column):
-            return False
-        rows = [column for column in rows if not numbered(self._texts(column))]
-        return len(rows) * block.count < period * (block.count - 1)
-
-    def _texts(self, column: Column) -> Column:
-        """Return the keys of a column of arguments; other columns as they are."""
-        if any(name not in self.reads for name in column):
-            return column
-        return tuple(_TEXT.findall(self.reads[name])[0] for name in column)
-
-    # The names of columns inside a loop
-
-    def _prepare(self, block: Block) -> None:
-        """Fill what a loop has beside its statements. A single block gets lines that read values of loops."""
-        groups: dict[tuple[Place, ...], list[tuple[str, Column]]] = {}
-        for column in block.outer:
-            texts, last = self._texts(column), column[-1]
-            if column[1:] in block.carried:
-                block.updates.append((last, block.carried[column[1:]]))
-                block.before.append(f"{last} = {column[0]}")
-            elif texts[-1][0] == MARK:
-                groups.setdefault(self._places(block, column), []).append((last, column))
-            elif texts[-1] not in block.texts and not self._count(block, texts):
-                block.texts[texts[-1]] = self.mark("key")
-                groups.setdefault((None,) * block.count, []).append((block.texts[texts[-1]], texts))
-            if texts is not column:
-                block.reads[last] = self.reads[last].replace(texts[-1], block.texts[texts[-1]])
-        for places, columns in groups.items():
-            self._iterate(block, [name for name, _ in columns], self._rows(places, [c for _, c in columns]))
-
-    def _count(self, block: Block, texts: Column) -> bool:
-        """Write texts with a number by means of the loop's index. Return False if they have none, or another step."""
-        found = numbered(texts)
-        if found is None:
-            return False
-        numbers = found[1]
-        index, known = block.index = block.index or (self.mark("i"), numbers)
-        shifts = {number - by for number, by in zip(numbers, known, strict=True)}
-        if len(shifts) == 1:
-            shift = min(shifts)
-            sign = f"{shift:+}" if shift else ""
-            block.texts[texts[-1]] = f"f{found[0].replace('@', f'{{{index}{sign}}}')}"
-        return len(shifts) == 1
-
-    def _places(self, block: Block, column: Column) -> tuple[Place, ...]:
-        """Return where each entry comes from. Entries of several columns of one loop are read in front of the block."""
-        found = [self.origins.get(name) for name in column]
-        if len({each[::2] for each in found if each}) == len({each[0] for each in found if each}):
-            return tuple(each and each[:2] for each in found)
-        single = Block(
-            0,
-            0,
-            1,
-            outer=[
-                (n,) for n, each in zip(column, found, strict=True) if each and each[1] < each[0].count - 1
-            ],
-        )
-        self._prepare(single)
-        block.before += single.before
-        return (None,) * block.count
-
-    def _rows(self, places: tuple[Place, ...], columns: list[Column]) -> str:
-        """Return the text of a list with the rows of columns. Loops that values come from get a list to append them to."""
-        lists: dict[Block, str] = {}
-        pieces: list[str | tuple[Block, list[int]]] = []
-        for i, place in enumerate(places):
-            if place is None:
-                pieces.append(_tuple([column[i] for column in columns]))
-                continue
-            loop, iteration = place
-            if loop not in lists:
-                values = tuple(self.origins[column[i]][2] for column in columns)
-                lists[loop] = loop.saves.setdefault(values, self.mark("saved"))
-            if (
-                pieces
-                and not isinstance(pieces[-1], str)
-                and pieces[-1][0] is loop
-                and _continues(*pieces[-1][1], iteration)
-            ):
-                pieces[-1][1].append(iteration)
+    def _resolved(self, start: int, end: int, loop: Loop | None = None) -> list[Statement]:
+        """Return statements with texts in the place of names that have no variable there. Leave out stores outside of loops."""
+        found = []
+        for statement in self.statements[start:end]:
+            text = _HOLE.sub(lambda hole: self._instead(hole[0], loop), statement.text)
+            if statement.is_store and loop is None:
+                self.stores[statement.text] = text.split(" = ")[1]
             else:
-                pieces.append((loop, [iteration]))
-        texts = [p if isinstance(p, str) else _slice(lists[p[0]], p[1], p[0].count) for p in pieces]
-        if len(pieces) == 1 and not isinstance(pieces[0], str):
-            return texts[0]
-        return (
-            f"[{', '.join(t if isinstance(p, str) else f'*{t}' for t, p in zip(texts, pieces, strict=True))}]"
-        )
+                found.append(attrs.evolve(statement, text=text))
+        if loop is not None:
+            loop.carries = {c: (self._instead(first, None), new) for c, (first, new) in loop.carries.items()}
+        return found
 
-    def _iterate(self, block: Block, names: list[str], rows: str) -> None:
-        """Let a loop iterate over rows; a single block reads the first row."""
-        if block.count == 1:
-            block.before.append(f"{', '.join(names)} = {rows}[0]")
-            return
-        if rows[0] == "[":
-            block.before.append(f"{(known := self.mark('rows'))} = {rows}")
-            rows = known
-        target = names[0] if len(names) == 1 else self.mark("row")
-        block.loops.append((target, rows))
-        block.unpacked += [f"{', '.join(names)} = {target}"] * (len(names) > 1)
+    def _instead(self, name: str, loop: Loop | None) -> str:
+        """Return the text for a name in a loop's body, or outside of loops."""
+        if loop is not None and name in loop.texts:
+            return self._used(loop.texts[name])
+        return name if name in self.reads else self._used(self._text(name, is_bound=True))
 
-    # Lines
+    def _text(self, name: str, is_bound: bool = False) -> str:
+        """Return the text that reads a value. is_bound: values of a loop's last iteration have variables."""
+        if name not in self.origins:
+            return self.texts.get(name, name)
+        loop, i, last = self.origins[name]
+        return name if is_bound and i == loop.run.copies - 1 else f'{loop.saved}[{i}]["{last}"]'
 
-    def _written(self, block: Block) -> Iterator[str]:
-        if block.count > 1:
-            yield from (f"{name} = []" for name in block.saves.values())
-            yield from block.before
-            yield _head(block)
-            body = Scope([*self._body(block)], self.mark, {}, self._own(block))
-            yield from (f"    {line}" if line else "" for line in [*block.unpacked, *body.lines()])
-            return
-        yield from block.before
-        statements = self.statements[block.start : block.end]
-        self.stores += [s for s in statements if s.is_store and not self.is_body]
-        yield from lines_of(s for s in statements if self.is_body or not s.is_store)
+    def _used(self, text: str) -> str:
+        """Let the loops save the values that a text reads. Return the text."""
+        for name in re.findall(f'\\["({MARK}\\d+{MARK})"\\]', text):
+            self.origins[name][0].exports[name] = None
+        return text
 
-    def _own(self, block: Block) -> set[str]:
-        """Return the values that a loop's body defines."""
-        born = {name for name, at in self.births.items() if block.end - block.period <= at < block.end}
-        return born | {*block.reads}
+    def _loops(self, run: Run) -> Iterator[Loop | None]:
+        """Yield loops over the blocks of a run that start at another place of the user's code, or None."""
+        before = [statement.place for statement in self.statements[: run.start + 2 * run.period]]
+        for start in range(run.start, run.start + 2 * run.period):
+            if start == run.start or before[start] not in ("", before[start - 1]):
+                for copies in range(run.copies, max(run.copies - 4, 1), -1):
+                    yield self._loop(attrs.evolve(run, start=start, copies=copies))
 
-    def _body(self, block: Block) -> Iterator[Statement]:
-        """Yield the statements of a loop's body: those of the last block, with arguments read where they are used first."""
-        unread = dict(block.reads)
-        for statement in self.statements[block.end - block.period : block.end]:
-            yield from (
-                Statement(f"{x} = {unread.pop(x)}") for x in dict.fromkeys(statement.holes) if x in unread
-            )
-            text = _HOLE.sub(lambda hole: block.texts.get(hole[0], hole[0]), statement.text)
-            yield attrs.evolve(statement, text=text)
-        yield from (Statement(f"{name}.append({_tuple(values)})") for values, name in block.saves.items())
-        yield from (Statement(f"{carry} = {value}") for carry, value in block.updates)
+    def _loop(self, run: Run) -> Loop | None:
+        """Return the loop over blocks, or None if they are not equal."""
+        starts = range(run.start, run.equations.stop, run.period)
+        loop, outer = Loop(run, ""), dict[Column, None]()
+        if run.equations.stop > len(self.statements):
+            return None
+        for offset in range(run.period):
+            block = [self.statements[start + offset] for start in starts]
+            if len({statement.template for statement in block}) > 1:
+                return None
+            for column in zip(*(statement.holes for statement in block), strict=True):
+                births = {self.births.get(x, -1) - start for x, start in zip(column, starts, strict=True)}
+                if not any(0 <= birth < run.period for birth in births):
+                    outer[column] = None
+                elif len(births) > 1 or loop.inner.setdefault(column[-1], column) != column:
+                    return None
+        return loop if self._fill(loop, list(outer)) else None
+
+    def _fill(self, loop: Loop, outer: Sequence[Column]) -> bool:
+        """Fill the carries and the texts of a loop. Return False if a column is neither."""
+        carried = {column[:-1]: last for last, column in loop.inner.items()}
+        varied = [column for column in outer if len({*column}) > 1]
+        loop.carries = {c[-1]: (c[0], carried[c[1:]]) for c in varied if c[1:] in carried}
+        counted = {c[-1]: numbered([*map(self._text, c)]) for c in varied if c[1:] not in carried}
+        known = [each for each in counted.values() if each is not None]
+        steps = [each for text, each in known if abs(each.step) == 1 and text[0] != MARK]
+        if len(known) < len(counted) or len({column[-1] for column in outer}) < len(outer):
+            return False
+        numbers = steps[0] if steps else range(loop.run.copies)
+        loop.head = f"for {self.index} in {numbers!r}:"
+        for name, (text, own) in zip(counted, known, strict=True):
+            slope = own.step // numbers.step
+            loop.texts[name] = _indexed(text, self.index, slope, own[0] - slope * numbers[0])
+        return True
+
+
+def numbered(texts: Sequence[str]) -> tuple[str, range] | None:
+    """Return texts that differ in one number, in equal steps, as a text with `@` in its place, and the numbers."""
+    parts = [_NUMBER.split(text) for text in texts]
+    if len({*map(len, parts)}) > 1 or any(set(text) & set("{@}") for text in texts):
+        return None
+    fields = [*zip(*parts, strict=True)]
+    varied = {field for field in fields if len({*field}) > 1}
+    if len(varied) != 1 or not all(each.isdigit() and str(int(each)) == each for each in min(varied)):
+        return None
+    first, second, *_ = numbers = [*map(int, min(varied))]
+    steps = range(first, first + (second - first) * len(numbers), second - first)
+    return ("".join("@" if f in varied else f[0] for f in fields), steps) if [*steps] == numbers else None
+
+
+def _indexed(text: str, index: str, slope: int, shift: int) -> str:
+    """Return a text with `slope * index + shift` in the place of `@`, which may stand in quotes."""
+    times = index if abs(slope) == 1 else f"{abs(slope)}*{index}"
+    number = f"{shift}-{times}" if slope < 0 else f"{times}{shift:+}" if shift else times
+    quoted = re.sub(r'"[^"]*@[^"]*"', lambda key: f"f{key[0].replace('@', f'{{{number}}}')}", text)
+    return quoted.replace("@", number)
+
+
+def _written(loop: Loop | None, statements: Sequence[Statement]) -> Iterator[str]:
+    if loop is None:
+        yield from lines_of(statements)
+        return
+    if loop.exports:
+        yield f"{loop.saved} = []"
+    yield from (f"{name} = {first}" for name, (first, _) in loop.carries.items())
+    yield loop.head
+    body = [*lines_of(statements)]
+    if loop.exports:
+        body.append(f"{loop.saved}.append(dict({', '.join(f'{name}={name}' for name in loop.exports)}))")
+    body += [f"{name} = {new}" for name, (_, new) in loop.carries.items()]
+    yield from (f"    {line}" if line else "" for line in body)
 
 
 def lines_of(statements: Iterable[Statement]) -> Iterator[str]:
@@ -337,49 +253,3 @@ def lines_of(statements: Iterable[Statement]) -> Iterator[str]:
         if statement.place not in ("", previous):
             yield (previous := statement.place)
         yield from statement.text.removeprefix("\n").split("\n")
-
-
-def numbered(texts: Column) -> tuple[str, tuple[int, ...]] | None:
-    """Return texts that differ in one number, in equal steps, as a text with `@` in its place, and the numbers."""
-    parts = [re.split(r"(\d+)", text) for text in texts]
-    if texts[0][0] != '"' or len({*map(len, parts)}) > 1 or any(set(text) & set("{@}") for text in texts):
-        return None
-    fields = [*zip(*parts, strict=True)]
-    varied = {field for field in fields if len({*field}) > 1}
-    if len(varied) != 1 or not all(each.isdigit() and str(int(each)) == each for each in min(varied)):
-        return None
-    numbers = tuple(map(int, min(varied)))
-    steps = {b - a for a, b in pairwise(numbers)}
-    return ("".join("@" if f in varied else f[0] for f in fields), numbers) if len(steps) == 1 else None
-
-
-def _head(block: Block) -> str:
-    """Return the line that opens a loop."""
-    loops = list(block.loops)
-    if block.index is not None:
-        index, numbers = block.index
-        step = numbers[1] - numbers[0]
-        over = f"range({numbers[0]}, {numbers[-1] + step}, {step})"
-        if step == 1:
-            over = f"range({numbers[0]}, {numbers[-1] + 1})" if numbers[0] else f"range({numbers[-1] + 1})"
-        loops.insert(0, (index, over))
-    if len(loops) < 2:
-        target, over = loops[0] if loops else ("_", f"range({block.count})")
-        return f"for {target} in {over}:"
-    return f"for {', '.join(t for t, _ in loops)} in zip({', '.join(over for _, over in loops)}):"
-
-
-def _tuple(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"({', '.join(names)})"
-
-
-def _continues(*numbers: int) -> bool:
-    """Return True if numbers go up or down in steps of one."""
-    return {b - a for a, b in pairwise(numbers)} in ({1}, {-1})
-
-
-def _slice(name: str, numbers: Sequence[int], count: int) -> str:
-    """Return the elements of a list at these places, which go up or down in steps of one."""
-    low, high = min(numbers), max(numbers)
-    part = name if (low, high) == (0, count - 1) else f"{name}[{low}:{high + 1}]"
-    return f"{part}[::-1]" if numbers[0] > numbers[-1] else part
