@@ -411,7 +411,7 @@ def fold(statement: str, width: int = WIDTH - 4) -> list[str]:
     """
     plain = statement.lstrip()
     indent = " " * (len(statement) - len(plain))
-    mark = " = " if " = " in plain else "return "
+    mark = next((each for each in (" = ", " += ") if each in plain), "return ")
     if len(statement) <= width or mark not in plain:
         return [statement]
     if indent:

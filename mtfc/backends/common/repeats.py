@@ -62,14 +62,14 @@ class Loop:
     """A loop over equal blocks of statements.
 
      inner: the columns of the blocks' own values, by last entry. carries: name of a carry -> its first and its new value.
-    head: the line that opens it. texts: last entry of a column -> text in the loop. saved: the list of `exports`.
+    numbers: those of the index. texts: last entry of a column -> text in the loop. saved: the list of `exports`.
     """
 
     run: Run
     saved: str
     inner: dict[str, Column] = attrs.field(factory=dict)
     carries: dict[str, tuple[str, str]] = attrs.field(factory=dict)
-    head: str = ""
+    numbers: range = range(0)
     texts: dict[str, str] = attrs.field(factory=dict)
     exports: dict[str, None] = attrs.field(factory=dict)
 
@@ -109,10 +109,9 @@ class Scope:
         self.texts |= {name: f"{results}[{i}]" for i, name in enumerate(found[1].split(", "))}
         yield Statement(f"{terms} = []", statement.place)
         for name in found[3].split(", "):
-            born = self.statements[self.births[name]] if name in self.births else None
-            kind = _NUMBER.sub("", self.texts.get(name, "")) if born is None else str(born.template)
-            place = statement.place if born is None else born.place
-            yield Statement(f"{terms}.append({name})", place, kind=kind)
+            read, born = self.texts.get(name, ""), self.births.get(name)
+            kind = _NUMBER.sub("", read) if born is None else str(self.statements[born].template)
+            yield Statement(f"{terms} += [{name}]", kind=kind)
         yield Statement(f"{results} = {found[2]}(tuple({terms}), {found[4]})", statement.place)
 
     def lines(self) -> list[str]:
@@ -129,15 +128,22 @@ class Scope:
                 for last, column in loop.inner.items():
                     self.origins |= {name: (loop, i, last) for i, name in enumerate(column)}
         pieces.append((None, self._resolved(position, len(self.statements))))
-        return [line for loop, statements in pieces for line in _written(loop, statements)]
+        return [line for loop, statements in pieces for line in _written(loop, statements, self.index)]
 
     def _resolved(self, start: int, end: int, loop: Loop | None = None) -> list[Statement]:
         """Return statements with texts in the place of names that have no variable there. Leave out stores outside of loops."""
         found = []
         for statement in self.statements[start:end]:
-            text = _HOLE.sub(lambda hole: self._instead(hole[0], loop), statement.text)
+            instead = {hole: self._instead(hole, loop) for hole in statement.holes}
+            if statement.text.startswith("\n"):  # a loop may bind its names anew
+                changed = [name for name, text in instead.items() if name[0] == MARK and text != name]
+                found += [Statement(f"{name} = {instead.pop(name)}", statement.place) for name in changed]
+            text = _HOLE.sub(lambda hole, to=instead: to.get(hole[0], hole[0]), statement.text)
             if statement.is_store and loop is None:
                 self.stores[statement.text] = text.split(" = ")[1]
+            elif found and found[-1].kind and statement.kind:  # further terms of a collective
+                added = f"{found.pop().text[:-1]}, {text.split('[', 1)[1]}"
+                found.append(attrs.evolve(statement, text=added))
             else:
                 found.append(attrs.evolve(statement, text=text))
         if loop is not None:
@@ -155,7 +161,7 @@ class Scope:
         if name not in self.origins:
             return self.texts.get(name, name)
         loop, i, last = self.origins[name]
-        return name if is_bound and i == loop.run.copies - 1 else f'{loop.saved}[{i}]["{last}"]'
+        return name if is_bound and i == loop.run.copies - 1 else f'{loop.saved}[{loop.numbers[i]}]["{last}"]'
 
     def _used(self, text: str) -> str:
         """Let the loops save the values that a text reads. Return the text."""
@@ -165,11 +171,16 @@ class Scope:
 
     def _loops(self, run: Run) -> Iterator[Loop | None]:
         """Yield loops over the blocks of a run that start at another place of the user's code, or None."""
-        before = [statement.place for statement in self.statements[: run.start + 2 * run.period]]
+        before, is_found = self.statements[: run.start + 2 * run.period], False
+        places = [statement.place or statement.kind for statement in before]
         for start in range(run.start, run.start + 2 * run.period):
-            if start == run.start or before[start] not in ("", before[start - 1]):
-                for copies in range(run.copies, max(run.copies - 4, 1), -1):
-                    yield self._loop(attrs.evolve(run, start=start, copies=copies))
+            if is_found and start == run.start + run.period:
+                return
+            if start == run.start or places[start] not in ("", places[start - 1]):
+                counts = range(run.copies, max(run.copies - 4, 1), -1)
+                tries = (attrs.evolve(run, start=start, copies=count) for count in counts)
+                yield (loop := next(filter(None, map(self._loop, tries)), None))
+                is_found |= loop is not None
 
     def _loop(self, run: Run) -> Loop | None:
         """Return the loop over blocks, or None if they are not equal."""
@@ -200,7 +211,7 @@ class Scope:
         if len(known) < len(counted) or len({column[-1] for column in outer}) < len(outer):
             return False
         numbers = steps[0] if steps else range(loop.run.copies)
-        loop.head = f"for {self.index} in {numbers!r}:"
+        loop.numbers = numbers
         for name, (text, own) in zip(counted, known, strict=True):
             slope = own.step // numbers.step
             loop.texts[name] = _indexed(text, self.index, slope, own[0] - slope * numbers[0])
@@ -229,17 +240,17 @@ def _indexed(text: str, index: str, slope: int, shift: int) -> str:
     return quoted.replace("@", number)
 
 
-def _written(loop: Loop | None, statements: Sequence[Statement]) -> Iterator[str]:
+def _written(loop: Loop | None, statements: Sequence[Statement], index: str) -> Iterator[str]:
     if loop is None:
         yield from lines_of(statements)
         return
     if loop.exports:
-        yield f"{loop.saved} = []"
+        yield f"{loop.saved} = {{}}"
     yield from (f"{name} = {first}" for name, (first, _) in loop.carries.items())
-    yield loop.head
+    yield f"for {index} in {loop.numbers!r}:"
     body = [*lines_of(statements)]
     if loop.exports:
-        body.append(f"{loop.saved}.append(dict({', '.join(f'{name}={name}' for name in loop.exports)}))")
+        body.append(f"{loop.saved}[{index}] = dict({', '.join(f'{name}={name}' for name in loop.exports)})")
     body += [f"{name} = {new}" for name, (_, new) in loop.carries.items()]
     yield from (f"    {line}" if line else "" for line in body)
 
