@@ -233,7 +233,7 @@ def table_rows(items: Iterable[tuple[str, str]]) -> Iterator[str]:
         numbers = [f"{{{names[i]}}}" if i in names else each[0] for i, each in enumerate(choices)]
         key = "".join(sum(zip(words, [*numbers, ""], strict=True), ()))
         loops = " ".join(f"for {name} in {_numbers(choices[i])}" for i, name in names.items())
-        text, rest = re.fullmatch(r"(.*?)(,?(?:  #.*)?)", value).groups()
+        text, rest = re.findall(r"(.*?)(,?(?:  #.*)?)$", value)[0]
         yield f'**{{f"{key}": {text} {loops}}}{rest}'
 
 

@@ -14,7 +14,7 @@ A *column* holds the name at one place of each block. In the loop it is
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 import attrs
@@ -138,7 +138,7 @@ class Scope:
             if statement.text.startswith("\n"):  # a loop may bind its names anew
                 changed = [name for name, text in instead.items() if name[0] == MARK and text != name]
                 found += [Statement(f"{name} = {instead.pop(name)}", statement.place) for name in changed]
-            text = _HOLE.sub(lambda hole, to=instead: to.get(hole[0], hole[0]), statement.text)
+            text = _substituted(statement.text, instead)
             if statement.is_store and loop is None:
                 self.stores[statement.text] = text.split(" = ")[1]
             elif found and found[-1].kind and statement.kind:  # further terms of a collective
@@ -216,6 +216,10 @@ class Scope:
             slope = own.step // numbers.step
             loop.texts[name] = _indexed(text, self.index, slope, own[0] - slope * numbers[0])
         return True
+
+
+def _substituted(text: str, instead: Mapping[str, str]) -> str:
+    return _HOLE.sub(lambda hole: instead.get(hole[0], hole[0]), text)
 
 
 def numbered(texts: Sequence[str]) -> tuple[str, range] | None:
