@@ -32,7 +32,7 @@ from textwrap import wrap
 import attrs
 
 from mtfc.backends.common.loop_codegen import IterationSlice, LoopCode
-from mtfc.backends.common.repeats import MARK, Scope, Statement, lines_of
+from mtfc.backends.common.repeats import MARK, LoopWriter, Statement, lines_of
 from mtfc.compiler.ir.builder import Names
 from mtfc.compiler.ir.core import Equation, Function, Output, Value, source_file
 from mtfc.compiler.ir.loops import dim_of, has_condition, is_unbounded, pairs, region_of, unroll_of
@@ -146,7 +146,7 @@ class Emitter:
             for group, outputs in groups.items()
             for key, output in outputs.items()
         ]
-        scope = Scope(_with_stores(statements, results), self._mark, reads)
+        scope = LoopWriter(_with_stores(statements, results), self._mark, reads)
         lines = scope.lines()
         in_loops = {}
         for group in groups:

@@ -16,11 +16,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import attrs
-import numpy as np
 
-from mtfc.compiler.search.repeated_layers import Run, runs
+if TYPE_CHECKING:
+    from mtfc.compiler.search.repeated_layers import Run
 
 MARK = "\u0298"
 """Stands around the number of a value in a text without names. It is a letter that no name in a .mtf file has."""
@@ -58,7 +59,7 @@ class Statement:
 
 
 @attrs.define(eq=False)
-class Loop:
+class RepeatedBlocks:
     """A loop over equal blocks of statements.
 
      inner: the columns of the blocks' own values, by last entry. carries: name of a carry -> its first and its new value.
@@ -78,7 +79,7 @@ class Loop:
         return self.run.copies, -len(self.carries) - len(self.texts)
 
 
-class Scope:
+class LoopWriter:
     """Writes the statements of a function.
 
     mark: makes a name. texts: argument -> text that reads it. stores: statement that stores a result outside of loops -> value;
@@ -96,7 +97,7 @@ class Scope:
                 if hole[0] == MARK and hole not in self.texts:
                     self.births.setdefault(hole, len(self.statements))
             self.statements.append(part)
-        self.origins: dict[str, tuple[Loop, int, str]] = {}
+        self.origins: dict[str, tuple[RepeatedBlocks, int, str]] = {}
         self.stores: dict[str, str] = {}
 
     def _parted(self, statement: Statement) -> Iterator[Statement]:
@@ -115,12 +116,16 @@ class Scope:
         yield Statement(f"{results} = {found[2]}(tuple({terms}), {found[4]})", statement.place)
 
     def lines(self) -> list[str]:
+        import numpy as np  # not loaded by commands that write no module
+
+        from mtfc.compiler.search.repeated_layers import runs
+
         numbers: dict[tuple[str, ...], int] = {}
         tokens = np.array([numbers.setdefault(s.template, len(numbers)) for s in self.statements], np.int64)
         long = [run for run in runs(tokens) if run.period * (run.copies - 1) >= LEAST]
-        pieces, position = list[tuple[Loop | None, list[Statement]]](), 0
+        pieces, position = list[tuple[RepeatedBlocks | None, list[Statement]]](), 0
         for run in sorted(long, key=lambda run: run.start):
-            loop = max(filter(None, self._loops(run)), key=Loop.order, default=None)
+            loop = max(filter(None, self._loops(run)), key=RepeatedBlocks.order, default=None)
             if loop is not None and loop.run.start >= position:
                 pieces.append((None, self._resolved(position, loop.run.start)))
                 position, loop.saved = loop.run.equations.stop, self.mark("saved")
@@ -130,7 +135,7 @@ class Scope:
         pieces.append((None, self._resolved(position, len(self.statements))))
         return [line for loop, statements in pieces for line in _written(loop, statements, self.index)]
 
-    def _resolved(self, start: int, end: int, loop: Loop | None = None) -> list[Statement]:
+    def _resolved(self, start: int, end: int, loop: RepeatedBlocks | None = None) -> list[Statement]:
         """Return statements with texts in the place of names that have no variable there. Leave out stores outside of loops."""
         found = []
         for statement in self.statements[start:end]:
@@ -150,7 +155,7 @@ class Scope:
             loop.carries = {c: (self._instead(first, None), new) for c, (first, new) in loop.carries.items()}
         return found
 
-    def _instead(self, name: str, loop: Loop | None) -> str:
+    def _instead(self, name: str, loop: RepeatedBlocks | None) -> str:
         """Return the text for a name in a loop's body, or outside of loops."""
         if loop is not None and name in loop.texts:
             return self._used(loop.texts[name])
@@ -169,7 +174,7 @@ class Scope:
             self.origins[name][0].exports[name] = None
         return text
 
-    def _loops(self, run: Run) -> Iterator[Loop | None]:
+    def _loops(self, run: Run) -> Iterator[RepeatedBlocks | None]:
         """Yield loops over the blocks of a run that start at another place of the user's code, or None."""
         before, is_found = self.statements[: run.start + 2 * run.period], False
         places = [statement.place or statement.kind for statement in before]
@@ -182,10 +187,10 @@ class Scope:
                 yield (loop := next(filter(None, map(self._loop, tries)), None))
                 is_found |= loop is not None
 
-    def _loop(self, run: Run) -> Loop | None:
+    def _loop(self, run: Run) -> RepeatedBlocks | None:
         """Return the loop over blocks, or None if they are not equal."""
         starts = range(run.start, run.equations.stop, run.period)
-        loop, outer = Loop(run, ""), dict[Column, None]()
+        loop, outer = RepeatedBlocks(run, ""), dict[Column, None]()
         if run.equations.stop > len(self.statements):
             return None
         for offset in range(run.period):
@@ -200,7 +205,7 @@ class Scope:
                     return None
         return loop if self._fill(loop, list(outer)) else None
 
-    def _fill(self, loop: Loop, outer: Sequence[Column]) -> bool:
+    def _fill(self, loop: RepeatedBlocks, outer: Sequence[Column]) -> bool:
         """Fill the carries and the texts of a loop. Return False if a column is neither."""
         carried = {column[:-1]: last for last, column in loop.inner.items()}
         varied = [column for column in outer if len({*column}) > 1]
@@ -244,7 +249,7 @@ def _indexed(text: str, index: str, slope: int, shift: int) -> str:
     return quoted.replace("@", number)
 
 
-def _written(loop: Loop | None, statements: Sequence[Statement], index: str) -> Iterator[str]:
+def _written(loop: RepeatedBlocks | None, statements: Sequence[Statement], index: str) -> Iterator[str]:
     if loop is None:
         yield from lines_of(statements)
         return
