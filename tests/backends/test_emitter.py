@@ -126,7 +126,7 @@ def test_a_module_of_many_values_keeps_to_the_width() -> None:
     )
     local = lower(case.program(), MESHES[0], models.layout(a="rows"))
     source = generate(local)
-    assert "psum((" in source
+    assert "terms += [" in source and "psum(tuple(terms)" in source
     assert max(map(len, source.splitlines())) <= WIDTH
     load(source)
 

@@ -25,13 +25,14 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import prod
 from textwrap import wrap
 
 import attrs
 
 from mtfc.backends.common.loop_codegen import IterationSlice, LoopCode
+from mtfc.backends.common.repeats import MARK, LoopWriter, Statement, lines_of
 from mtfc.compiler.ir.builder import Names
 from mtfc.compiler.ir.core import Equation, Function, Output, Value, source_file
 from mtfc.compiler.ir.loops import dim_of, has_condition, is_unbounded, pairs, region_of, unroll_of
@@ -48,9 +49,6 @@ LOCALS = ("params", "state", "inputs", "step", "outputs", "gradients")
 """The names of arguments and results of generated functions; no value takes them."""
 
 NOT_ASSIGNABLE = (*keyword.kwlist, "__debug__")
-
-MARK = "\u0298"
-"""Stands around the number of a value in a text without names. It is a letter that no name in a .mtf file has."""
 
 _MARKED = re.compile(f"{MARK}(\\d+){MARK}")
 _ASIDE = re.compile(r'"[^"\n]*"|#.*')
@@ -133,49 +131,73 @@ class Emitter:
         self._file = source_file([function])
         self._short = short_names(value.name for value in all_values(function))
         head = f"def {name}({FORMS[function.name].signature}):"
-        marked = [*first, *self._arguments(function), *self.body(function), *self._results(function)]
+        marked = [*first, *self._lines(function)]
         named = self.named("\n".join([head, *marked]))
         lines = [*_docstring(doc), *(line for each in marked for line in fold(named(each)))]
         return f"{head}\n" + "".join(f"    {line}\n" if line else "\n" for line in lines)
 
-    def _arguments(self, function: Function) -> Iterator[str]:
+    def _lines(self, function: Function) -> list[str]:
+        """Return the statements from the arguments to the results. Repeated ones are loops."""
+        reads, statements = self._arguments(function)
+        statements += self.statements(function)
+        groups = FORMS[function.name].groups(function)
+        results = [
+            (group, key, self.identifier(output.value))
+            for group, outputs in groups.items()
+            for key, output in outputs.items()
+        ]
+        scope = LoopWriter(_with_stores(statements, results), self._mark, reads)
+        lines = scope.lines()
+        in_loops = {}
+        for group in groups:
+            entries = []
+            for into, key, value in results:
+                if into == group and (
+                    text := scope.stores.get(_store(into, key, value), value if value in reads else "")
+                ):
+                    entries.append(f'"{key}": {text}')
+                elif into == group:
+                    in_loops[group] = f"new_{group}"
+            entries = [*(f"**{in_loops[group]}" for _ in range(group in in_loops)), *entries]
+            lines.append(f"{group} = {{{', '.join(entries)}}}")
+        lines.append(f"return {', '.join(groups)}")
+        text = "\n".join(lines)
+        needed = (f"{name} = {read}" for name, read in reads.items() if name in text)
+        return [*needed, *(f"{name} = {{}}" for name in in_loops.values()), *lines]
+
+    def _arguments(self, function: Function) -> tuple[dict[str, str], list[Statement]]:
+        """Return the text that reads each argument, and the statements that follow."""
         used = {value for eqn in function.body for value in eqn.operands}
         used |= {output.value for output in function.outputs}
+        reads, given = dict[str, str](), list[Statement]()
         for argument in function.arguments:
             if argument.value not in used:
                 continue
             if argument.role == "step":
                 self._identifiers[argument.value] = "step"
-                yield f"step = {self.dialect.step}"
+                given.append(Statement(f"step = {self.dialect.step}"))
             else:
                 source = FORMS[function.name].takes[argument.role]
                 name = self.identifier(argument.value)
-                yield f'{name} = {source}["{argument.value.name}"]'
-                yield from filter(None, [self.dialect.after(argument.value, name)])
-
-    def _results(self, function: Function) -> Iterator[str]:
-        groups = FORMS[function.name].groups(function)
-        for group, outputs in groups.items():
-            entries = (f'"{key}": {self.identifier(output.value)}' for key, output in outputs.items())
-            yield f"{group} = {{{', '.join(entries)}}}"
-        yield f"return {', '.join(groups)}"
+                reads[name] = f'{source}["{argument.value.name}"]'
+                given += map(Statement, filter(None, [self.dialect.after(argument.value, name)]))
+        return reads, given
 
     def body(self, function: Function) -> Iterator[str]:
-        """Yield the statements of the body, not indented, up to the definitions of its outputs."""
-        previous = None
+        """Yield the lines of the body, not indented, up to the definitions of its outputs."""
+        return lines_of(self.statements(function))
+
+    def statements(self, function: Function) -> Iterator[Statement]:
+        """Yield the statements of the body, up to the definitions of its outputs."""
         for eqn in function.body:
             if has_trait(eqn, "constant"):
                 self._literals[eqn.result] = eqn
                 continue
             place = self._place_comment(eqn)
-            if eqn.regions:
-                yield ""
-            if place and place != previous:
-                yield place
-                previous = place
-            yield from self.loop(eqn) if eqn.regions else self.equation(eqn)
+            for text in self.loop(eqn) if eqn.regions else self.equation(eqn):
+                yield Statement(text, place)
         for output in function.outputs:
-            yield from self._materialize((output.value,))
+            yield from map(Statement, self._materialize((output.value,)))
 
     def _place_comment(self, eqn: Equation) -> str:
         """Return `# line 12`, with the stage if it is not the forward pass."""
@@ -184,7 +206,7 @@ class Emitter:
         return f"# {eqn.span.seen_from(self._file)}" + ("" if eqn.stage == "forward" else f", {eqn.stage}")
 
     def loop(self, eqn: Equation) -> Iterator[str]:
-        """Yield a loop's statements. Invariants keep the names that they have outside."""
+        """Yield constants, and a loop as one text. Invariants keep the names that they have outside."""
         given = list(pairs(eqn))
         yield from self._materialize(v for v, a in given if a.role != "invariant")
         for operand, argument in given:
@@ -193,7 +215,7 @@ class Emitter:
                 self._literals[argument.value] = literal
             elif argument.role == "invariant":
                 self._identifiers[argument.value] = self.identifier(operand)
-        yield from self.dialect.loop(self._loop_code(eqn))
+        yield "\n".join(["", *self.dialect.loop(self._loop_code(eqn))])
 
     def _loop_code(self, eqn: Equation) -> LoopCode:
         region, dim = region_of(eqn), dim_of(eqn)
@@ -236,7 +258,7 @@ class Emitter:
         text = self.dialect.column(eqn)
         inlined = self._inlined(eqn) if isinstance(text, str) else {}
         yield from self._materialize(v for v in eqn.operands if v not in inlined)
-        yield from self._assign(eqn, inlined)
+        yield "\n".join(self._assign(eqn, inlined))
 
     def _inlined(self, eqn: Equation) -> dict[Value, str]:
         """Return the operands of an elementwise equation that can be written as numbers.
@@ -253,7 +275,7 @@ class Emitter:
     def _materialize(self, values: Iterable[Value]) -> Iterator[str]:
         for value in values:
             if value in self._literals:
-                yield from self._assign(self._literals.pop(value), {})
+                yield "\n".join(self._assign(self._literals.pop(value), {}))
 
     def _assign(self, eqn: Equation, inlined: dict[Value, str]) -> Iterator[str]:
         text = self.dialect.column(eqn)
@@ -300,6 +322,23 @@ class Emitter:
             return ""
         size = type.dim(dim).size // self.dialect.mesh.size(axes)
         return f"{self.dialect.index(axes, rank)} * {size}"
+
+
+def _store(group: str, key: str, value: str) -> str:
+    return f'new_{group}["{key}"] = {value}'
+
+
+def _with_stores(
+    statements: Iterable[Statement], results: Sequence[tuple[str, str, str]]
+) -> Iterator[Statement]:
+    """Yield statements, and behind each the stores of results that it defines."""
+    texts: dict[str, list[str]] = {}
+    for result in results:
+        texts.setdefault(result[2], []).append(_store(*result))
+    for statement in statements:
+        yield statement
+        for name in statement.holes:
+            yield from (Statement(text, is_store=True) for text in texts.pop(name, ()))
 
 
 def all_values(function: Function) -> Iterator[Value]:
@@ -372,7 +411,7 @@ def fold(statement: str, width: int = WIDTH - 4) -> list[str]:
     """
     plain = statement.lstrip()
     indent = " " * (len(statement) - len(plain))
-    mark = " = " if " = " in plain else "return "
+    mark = next((each for each in (" = ", " += ") if each in plain), "return ")
     if len(statement) <= width or mark not in plain:
         return [statement]
     if indent:

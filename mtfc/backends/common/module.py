@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
+from math import prod
 from types import CodeType, ModuleType
 from typing import Any
 
@@ -178,7 +179,8 @@ def argument_tables(program: Program, entry: Callable[[str, str, TensorType], st
     """Yield the tables of arguments. `entry` gives the text of one entry from its table, its name and its type."""
     for kind, types in _types_by_kind(program).items():
         table = TABLES[kind]
-        rows = "".join(f'    "{name}": {entry(table, name, type)}\n' for name, type in types.items())
+        found = table_rows((name, entry(table, name, type)) for name, type in types.items())
+        rows = "".join(f"    {row}\n" for row in found)
         yield f"{table} = {{\n{rows}}}\n" if rows else f"{table} = {{}}\n"
 
 
@@ -216,12 +218,38 @@ def _sizes(type: TensorType) -> str:
     return f"{type.dtype}[{', '.join(f'{dim.name}: {dim.size}' for dim in type.dims)}]"
 
 
+def table_rows(items: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Yield the rows of a dict: `"w": value`. Equal values whose keys differ only in numbers share a row if all numbers occur."""
+    groups: dict[tuple[str, ...], list[list[str]]] = {}
+    for key, value in items:
+        parts = re.split(r"(?<!\d)(0|[1-9]\d*)(?!\d)", key)
+        groups.setdefault((value, *parts[::2]), []).append(parts[1::2])
+    for (value, *words), keys in groups.items():
+        choices = [list(dict.fromkeys(each)) for each in zip(*keys, strict=True)]
+        if len(keys) < 3 or prod(map(len, choices)) != len(keys):
+            yield from (f'"{"".join(sum(zip(words, [*key, ""], strict=True), ()))}": {value}' for key in keys)
+            continue
+        names = dict(zip((i for i, each in enumerate(choices) if len(each) > 1), "ijklmn", strict=False))
+        numbers = [f"{{{names[i]}}}" if i in names else each[0] for i, each in enumerate(choices)]
+        key = "".join(sum(zip(words, [*numbers, ""], strict=True), ()))
+        loops = " ".join(f"for {name} in {_numbers(choices[i])}" for i, name in names.items())
+        text, rest = re.findall(r"(.*?)(,?(?:  #.*)?)$", value)[0]
+        yield f'**{{f"{key}": {text} {loops}}}{rest}'
+
+
+def _numbers(texts: Sequence[str]) -> str:
+    first, count = int(texts[0]), len(texts)
+    if [*map(int, texts)] != [*range(first, first + count)]:
+        return f"({', '.join(texts)})"
+    return f"range({first}, {first + count})" if first else f"range({count})"
+
+
 def dict_text(items: Iterable[tuple[str, str]], indent: int) -> str:
     """Return `{"w": w, "bias": bias}`, for a line indented by `indent`.
 
     If the text is long, each entry gets a line.
     """
-    entries = [f'"{key}": {value}' for key, value in items]
+    entries = [*table_rows(items)]
     line = "{" + ", ".join(entries) + "}"
     if len(line) + indent + 24 <= WIDTH:
         return line

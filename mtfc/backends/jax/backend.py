@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import attrs
+
 from mtfc.backends.common.emitter import FORMS, NAMES, WIDTH, Dialect, Emitter
 from mtfc.backends.common.loop_codegen import jax_loop
 from mtfc.backends.common.module import (
@@ -146,6 +148,17 @@ def generate(program: Program) -> str:
     sections += value_and_grad(program, "jnp.zeros_like")
     needed = map(adapted, prelude("\n".join(sections), (*PRELUDE, *ATTENTION)))
     return f"{HEADER.format(title=title(program), jax=JAX)}\n{completed(sections, needed, is_wide(program))}"
+
+
+def generate_function(program: Program, name: str) -> str:
+    """Return the text of a module that has one function of the lowered program, without checks of its arguments."""
+    function, mesh = program.function(name), program.placed_on
+    alone = attrs.evolve(program, functions=(function,))
+    layouts = "".join([*layout_tables(alone, spec), "}\n"])
+    sections = [layouts, _make_mesh(mesh), _decorators(alone, function, False) + _written(alone, function)]
+    needed = map(adapted, prelude("\n".join(sections), (*PRELUDE, *ATTENTION)))
+    table = (("partial(", "from functools import partial"), *IMPORTS)
+    return f'"""{title(program)}"""\n\n{completed(sections, needed, is_wide(alone), table).lstrip()}'
 
 
 def adapted(source: str) -> str:
@@ -308,7 +321,7 @@ def _written(program: Program, function: Function) -> str:
     return emitter.function(function, NAMES[function.name], summary(function))
 
 
-def _decorators(program: Program, function: Function) -> str:
+def _decorators(program: Program, function: Function, checks_arguments: bool = True) -> str:
     form, kinds = FORMS[function.name], kinds_of(program, function)
     taken = [*(TABLES[kind] for kind in kinds), *(["P()"] if form.counts else [])]
     given = [f'OUTPUTS["{form.name}"]'] * form.outputs
@@ -317,8 +330,9 @@ def _decorators(program: Program, function: Function) -> str:
     line = f"@jax.shard_map({specs})"
     mapped = line if len(line) <= WIDTH else f"@jax.shard_map(\n    {specs}\n)"
     donated = '@partial(jax.jit, donate_argnames=("params", "state"))'
-    checks = ", ".join(f'"{kind}"' for kind in kinds)
-    return f"{donated if function.name == 'step' else '@jax.jit'}\n@checked({checks})\n{mapped}\n"
+    quoted = ", ".join(f'"{kind}"' for kind in kinds)
+    checks = f"@checked({quoted})\n" if checks_arguments else ""
+    return f"{donated if function.name == 'step' else '@jax.jit'}\n{checks}{mapped}\n"
 
 
 def _tuple(items: Sequence[str]) -> str:

@@ -69,7 +69,7 @@ class RepeatedLayers:
         Where a layer adds twice to its input, there are two equally good cuts: between layers, and in their middle. The first run
         decides, and another one may allow one cut alone. So two orders are tried, and that with the most equations is taken.
         """
-        found = [run for run in _runs(_tokens(function)) if run.copies > FEWEST]
+        found = [run for run in runs(_tokens(function)) if run.copies > FEWEST]
         first = _Members(function)
         orders = (lambda run: bool(_handed_on(function, run)), first.number_of_cuts)
         by_period = sorted(found, key=lambda run: run.period)
@@ -270,7 +270,7 @@ def _handed_on(function: Function, run: Run) -> dict[tuple[int, int], tuple[int,
     return found
 
 
-def _runs(tokens: NDArray[np.int64]) -> list[Run]:
+def runs(tokens: NDArray[np.int64]) -> list[Run]:
     """Return runs that do not overlap, those of the most equations first."""
     found: list[Run] = []
     for period in _periods(tokens):

@@ -364,9 +364,9 @@ class Plan:
 
     def jax(self) -> str:
         """Return the text of our own SPMD program, a JAX module."""
-        from mtfc.backends.registry import BACKENDS
+        from mtfc.backends.jax.backend import generate_function
 
-        return BACKENDS["jax"].generate(self.program)
+        return generate_function(self.program, self._main.name)
 
     def ir(self) -> str:
         """Return one processor's program as IR text."""

@@ -19,6 +19,7 @@ import attrs
 
 from mtfc.backends.common.devices import jax, setting_kept
 from mtfc.backends.common.module import KINDS
+from mtfc.backends.common.module import TABLES as OF_KINDS
 from mtfc.backends.registry import BACKENDS
 from mtfc.compiler.ir.core import Function
 from mtfc.compiler.ir.printer import bytes_text
@@ -185,7 +186,7 @@ def unsaid(leaf: Leaf, rules: Mapping[str, Axes], mesh: Mesh) -> list[Unsaid]:
 
 # Packed arrays
 
-TABLES = {role: table for table, role in KINDS.items()}
+TABLES = {role: OF_KINDS[kind] for kind, role in KINDS.items()}
 """Role of an argument -> the name of its table in a module."""
 
 
@@ -237,7 +238,7 @@ class PackedProgram:
         }
 
     def _sharding(self, name: str) -> Any:
-        return jax.sharding.NamedSharding(self.mesh, self.module.LAYOUTS[TABLES[self.roles[name]]][name])
+        return jax.sharding.NamedSharding(self.mesh, getattr(self.module, TABLES[self.roles[name]])[name])
 
     def run(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Run the module on packed arguments, and return all packed outputs by name."""

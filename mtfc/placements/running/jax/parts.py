@@ -12,7 +12,8 @@ from math import prod
 
 import attrs
 
-from mtfc.backends.common.emitter import MARK, Emitter, all_values, fold, short_names
+from mtfc.backends.common.emitter import Emitter, all_values, fold, short_names
+from mtfc.backends.common.repeats import MARK
 from mtfc.backends.jax.backend import RESERVED, dialect
 from mtfc.backends.jax.convolution_fusion import fused
 from mtfc.backends.jax.equation_texts import guarded

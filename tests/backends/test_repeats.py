@@ -1,0 +1,89 @@
+"""Generated functions with loops in the place of repeated statements compute the same, and do not grow with the layers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import mtfc
+from mtfc.backends.common import repeats
+from mtfc.backends.jax.runtime import load
+
+SIZE = 8
+
+Arrays = dict[str, Any]
+
+
+def loss(params: Sequence[Arrays], x: Any) -> Any:
+    for layer in params:
+        x = x + jnp.tanh(x @ layer["up"] + layer["bias"]) @ layer["down"]
+    return jnp.mean(x * x)
+
+
+def step(params: Sequence[Arrays], first: Any, second: Any, x: Any) -> Any:
+    gradients = jax.grad(loss)(params, x)
+    first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, first, gradients)
+    second = jax.tree.map(lambda v, g: 0.99 * v + 0.01 * g * g, second, gradients)
+    params = jax.tree.map(lambda p, m, v: p - 0.01 * m / (jnp.sqrt(v) + 0.1), params, first, second)
+    return params, first, second
+
+
+def arguments(layers: int) -> tuple[Any, ...]:
+    key = jax.random.key(0)
+    shapes = {"up": (SIZE, 2 * SIZE), "bias": (2 * SIZE,), "down": (2 * SIZE, SIZE)}
+    params = [
+        {name: jax.random.normal(jax.random.fold_in(key, 9 * i + len(name)), s) for name, s in shapes.items()}
+        for i in range(layers)
+    ]
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    return params, zeros, zeros, jax.random.normal(key, (4, SIZE))
+
+
+LAYOUTS = {
+    "data": {"batch": "data"},
+    "fsdp": {"batch": "data", "params": {"*": "data"}, "optimizer": {"*": "data"}},
+    "model": {"batch": "data", "hidden": "model"},
+}
+
+
+def planned(layers: int, layout: str) -> Any:
+    program = mtfc.from_jax(
+        step, *arguments(layers), names={"x": "batch embed", "params/*/up": "embed hidden"}
+    )
+    return program.plan(LAYOUTS[layout], {"data": 2, "model": 2})
+
+
+def jaxpr_of(plan: Any) -> str:
+    """Return what JAX traces from the text of a plan."""
+    module = load(plan.jax())
+    placed = plan._packed.abstract()
+    params, state, inputs = (
+        {name: placed[name] for name in table} for table in (module.PARAMETERS, module.STATE, module.INPUTS)
+    )
+    return str(jax.make_jaxpr(module.train_step.__wrapped__)(params, state, inputs, 0))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layers", [2, 5, 12])
+def test_loops_are_traced_as_the_statements_they_replace(
+    layers: int, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = planned(layers, layout)
+    looped = jaxpr_of(plan)
+    assert (" for i in range" in plan.jax()) or layers == 2
+    monkeypatch.setattr(repeats, "LEAST", 10**9)
+    assert looped == jaxpr_of(plan)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_text_of_a_plan_does_not_grow_with_the_layers(layout: str) -> None:
+    short, long = (planned(layers, layout).jax() for layers in (8, 16))
+    assert len(long.splitlines()) <= len(short.splitlines()) + 4
+
+
+def test_the_text_computes_what_the_function_does() -> None:
+    plan, given = planned(6, "model"), arguments(6)
+    for found, wanted in zip(jax.tree.leaves(plan.step(*given)), jax.tree.leaves(step(*given)), strict=True):
+        assert jnp.abs(found - wanted).max() <= 1e-3 * max(1, jnp.abs(wanted).max())
