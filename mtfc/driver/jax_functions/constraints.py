@@ -69,8 +69,7 @@ def unconstrained(bodies: Sequence[Body], is_split: Callable[[Operand], bool]) -
     for body in bodies:
         if _gathers_more(body, is_split):
             yield from (*body.arguments, *(var for step in body.steps for var in step.results))
-    for body in bodies[1:]:
-        yield from _sums(body)
+    yield from (var for body in bodies[1:] for var in _sums(body))
 
 
 def _gathers_more(body: Body, is_split: Callable[[Operand], bool]) -> bool:
@@ -92,9 +91,9 @@ def _sums(body: Body) -> Iterator[Var]:
     uses, outputs = Counter(v for step in body.steps for v in step.operands), {*body.outputs}
     once = {v for v in body.arguments if uses[v] == 1}
     for step in body.steps:
-        if step.primitive in SUMS and not outputs.isdisjoint(step.results):
-            carries = [v for v in step.operands if v in once]
-            yield from (*carries, *step.results) if carries else ()
+        carries = [v for v in step.operands if v in once]
+        if step.primitive in SUMS and carries and not outputs.isdisjoint(step.results):
+            yield from (*carries, *step.results)
 
 
 def constrained(flat: Flat, constrain: Constrain) -> Callable[[Sequence[Any]], list[Any]]:
