@@ -51,7 +51,7 @@ def figures() -> Iterator[Figure]:
             None,
         ),
         "decoder of 8 B, AdamW": (lambda: step(LLAMA_8B), 64, 2.0, None),
-        "decoder of 70 B, AdamW": (lambda: step(LLAMA_70B), 0, 0.0, 30.0),
+        "decoder of 70 B, AdamW": (lambda: step(LLAMA_70B), 0, 0.0, 5.0),
     }
     for name, (model, devices, gap, seconds) in models.items():
         function, args = model()

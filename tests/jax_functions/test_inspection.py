@@ -77,11 +77,35 @@ def test_the_update_of_an_applied_step_computes_on_parameters_as_they_are_stored
         return jax.tree.map(lambda w, m: w - 0.1 * m, w, momenta), momenta, value
 
     weights = {"a": array(16, 32), "b": array(32, 8)}
-    program = mtfc.from_jax(step, weights, weights, array(8, 16))
+    program = mtfc.from_jax(step, weights, weights, array(64, 16))
     stored = {"*": "data"}
     plan = program.plan({"batch": "data", "params": stored, "optimizer": stored}, {"data": 4})
     found = plan.inspect("cpu", apply=True)
     assert kinds(found["apply"])["all_gather"] == kinds(found["predicted"])["all_gather"] == 768
+
+
+@pytest.mark.parametrize("stored", [{"optimizer": {"*": "data"}}, {"params": {"*": "data"}}])
+@pytest.mark.parametrize("rows", [8, 256])
+def test_applied_micro_batches_send_no_more_than_shardings_alone(rows: int, stored: Any) -> None:
+    """Gradients are summed as the update splits them. A small batch moves its activations rather than the weights."""
+
+    def step(w: Any, momenta: Any, batches: Any) -> Any:
+        def loss(w: Any, x: Any) -> Any:
+            return jnp.mean((jnp.tanh(x @ w["a"]) @ w["b"] - x) ** 2)
+
+        def add(gradients: Any, x: Any) -> Any:
+            value, more = jax.value_and_grad(loss)(w, x)
+            return jax.tree.map(jnp.add, gradients, more), value
+
+        gradients, values = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, w), batches)
+        momenta = jax.tree.map(lambda m, g: 0.9 * m + g, momenta, gradients)
+        return jax.tree.map(lambda w, m: w - 0.1 * m, w, momenta), momenta, values.mean()
+
+    weights = {"a": array(16, 32), "b": array(32, 16)}
+    program = mtfc.from_jax(step, weights, weights, array(3, rows, 16), names={"batches": "micro batch io"})
+    found = program.plan({"batch": "data", **stored}, {"data": 4}).inspect("cpu", apply=True)
+    assert found["predicted"].wire_bytes == found["compiled"].wire_bytes
+    assert 0 < found["apply"].wire_bytes <= found["shardings"].wire_bytes
 
 
 def test_the_users_lines_and_scopes_stay_in_applied_functions() -> None:

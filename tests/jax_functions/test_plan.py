@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import mtfc
-from mtfc.backends.hlo import collectives
+from mtfc.backends.hlo import collectives, wire_bytes
 from mtfc.compiler.ir.types import Forms
 from mtfc.driver.jax_functions.comparison import drawn_arguments
 from mtfc.driver.jax_functions.imported_program import ImportedProgram
@@ -81,6 +81,19 @@ def test_a_leading_factor_can_be_split() -> None:
     program = mtfc.from_jax(lambda w, x: (x @ w).reshape(8, 4, 2).sum(1), array(6, 8), array(8, 6))
     (heads,) = (name for name, size in program.dims.items() if size == 4)
     assert program.plan({heads: "x"}, {"x": 4}).in_shardings[0].spec == P(None, "x")
+
+
+def test_storage_splits_what_a_sharding_says(program: ImportedProgram) -> None:
+    """Fused projections are split along the embedding: the whole matrices would be gathered after each step."""
+    plan = program.plan({"batch": "data", "params": {"*": "data"}}, {"data": 8})
+    assert plan.unsaid == ()
+    assert plan.in_shardings[0]["layers"][0]["qkv"].spec == P("data", None)
+    args, kwargs = plan.abstract_arguments
+    with jax.sharding.set_mesh(plan.mesh):
+        jitted = jax.jit(plan.step, out_shardings=plan.out_shardings)
+        text = jitted.lower(*args, **kwargs).compile().as_text()
+    predicted = plan.cost()["step"]["wire_bytes_per_device"]
+    assert wire_bytes(text) == pytest.approx(predicted)
 
 
 def test_costs_are_by_the_users_line(plan: Plan) -> None:

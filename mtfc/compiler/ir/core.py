@@ -66,7 +66,8 @@ class Equation:
 class Argument:
     """A function's argument, its role, and (once assigned) its layout at the start of the function.
 
-    `initial` is the value of every element of a state before the first step.
+    `initial` is the value of every element of a state before the first step. `inner` are the dimensions inside of an axis of the
+    caller's array, which no sharding of the array splits.
     """
 
     value: Value
@@ -74,6 +75,7 @@ class Argument:
     span: Span | None = None
     layout: Mapping[str, Axes] | None = None
     initial: float = 0.0
+    inner: frozenset[Dim] = frozenset()
 
 
 @frozen(eq=False)

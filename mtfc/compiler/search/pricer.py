@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from hashlib import blake2b
 from math import inf
+from time import process_time
 
 import attrs
 
@@ -38,7 +39,7 @@ class LayoutPricer:
     model: the program before it was differentiated, for layouts with pipelines; None if there are none. recomputes: True if the
     backward pass computes values again where the memory does not suffice. known: prices by layout; these layouts
     are not compiled again. alike: prices by the text of the program whose equations have layouts. Many layouts lead to the same
-    program, as elementwise equations follow their uses.
+    program, as elementwise equations follow their uses. spent: the seconds that each price took.
     """
 
     program: Program
@@ -47,6 +48,7 @@ class LayoutPricer:
     model: Program | None = None
     known: dict[Plan, Price] = attrs.field(factory=dict)
     alike: dict[tuple[object, ...], Price] = attrs.field(factory=dict)
+    spent: list[float] = attrs.field(factory=list)
 
     @classmethod
     def of(cls, program: Program, hardware: Hardware, recomputes: bool = False) -> LayoutPricer:
@@ -110,6 +112,7 @@ class LayoutPricer:
     def __call__(self, mesh: Mesh, layout: Layout) -> Price:
         """Return the price of a layout; the seconds are those that `mtfc simulate` predicts."""
         if (mesh, layout) not in self.known:
+            started = process_time()
             placed = self._placed(mesh, layout)
             named = Layout("", values=layout.values)
             text = print_program(attrs.evolve(placed, layout=named))
@@ -117,6 +120,7 @@ class LayoutPricer:
             key = blake2b(text.encode()).digest(), *late
             if key not in self.alike:
                 self.alike[key] = self._price(self._lowered(placed), mesh)
+                self.spent.append(process_time() - started)
             self.known[mesh, layout] = self.alike[key]
         return self.known[mesh, layout]
 
@@ -182,6 +186,11 @@ class LayersPricer:
         sizes = [len(each.program.functions[0].body) for each in (self.shorter, self.longer)]
         layer = sizes[1] - sizes[0]
         return sum(sizes) / (sizes[0] + self.number * layer)
+
+    @property
+    def seconds(self) -> float:
+        """The seconds that a price of the model is expected to take, by those that the slowest prices of both programs took."""
+        return sum(max(each.spent, default=0.0) for each in (self.shorter, self.longer)) / self.share
 
     def pricing(self, objective: Objective) -> Pricing:
         """Return the pricing for an objective."""

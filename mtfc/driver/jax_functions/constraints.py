@@ -8,6 +8,7 @@ computes on them as they are stored.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import compress
@@ -26,10 +27,12 @@ from mtfc.frontend.jaxpr.equations import (
     makes_step,
     scan_counts,
 )
-from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Body, Flat, Var, chooses
+from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Body, Flat, Operand, Var, chooses, data_of
 
 FREE = frozenset({"slice"})
 """Primitives whose results get no constraint: two slices of an array that is split would gather it twice."""
+
+DOTS, SUMS = {"dot_general", "conv_general_dilated"}, {"add", "add_any"}
 
 CUSTOM = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_lin"})
 
@@ -56,6 +59,41 @@ class Constrain:
             return [*operands]
         pairs = zip(operands, step.operands, strict=True)
         return [self.planned(x, v) if isinstance(v, Var) and v in self.arguments else x for x, v in pairs]
+
+
+def unconstrained(bodies: Sequence[Body], is_split: Callable[[Operand], bool]) -> Iterator[Var]:
+    """Yield arrays where a constraint would send more than it saves. bodies: the function's own, then those of its loops.
+
+    is_split: True for an array that is split by the axes over which FSDP stores the weights.
+    """
+    for body in bodies:
+        if _gathers_more(body, is_split):
+            yield from (*body.arguments, *(var for step in body.steps for var in step.results))
+    yield from (var for body in bodies[1:] for var in _sums(body))
+
+
+def _gathers_more(body: Body, is_split: Callable[[Operand], bool]) -> bool:
+    """Return True if the dots of a body have larger weights than activations.
+
+    If dots run on parts of the batch, weights are gathered, and gradients are summed. Else the activations move.
+    """
+    dots = [step for step in body.steps if step.primitive in DOTS]
+    weights = [v for step in dots for v in (*step.operands, *step.results * 2) if not is_split(v)]
+    activations = [v for step in dots for v in step.results if is_split(v)]
+    return 0 < sum(map(data_of, activations)) < sum(map(data_of, weights))
+
+
+def _sums(body: Body) -> Iterator[Var]:
+    """Yield carries that only add up, such as gradients of micro-batches, and their new values.
+
+    The update may split a sum otherwise, and a constraint would move the sum in each iteration.
+    """
+    uses, outputs = Counter(v for step in body.steps for v in step.operands), {*body.outputs}
+    once = {v for v in body.arguments if uses[v] == 1}
+    for step in body.steps:
+        carries = [v for v in step.operands if v in once]
+        if step.primitive in SUMS and carries and not outputs.isdisjoint(step.results):
+            yield from (*carries, *step.results)
 
 
 def constrained(flat: Flat, constrain: Constrain) -> Callable[[Sequence[Any]], list[Any]]:

@@ -285,17 +285,18 @@ class Plan:
 
     def _constrained(self, keep_constraints: bool) -> Callable[[Sequence[Any]], list[Any]]:
         """Return the function of the arguments' leaves with constraints on its values, for a mesh with Auto axes."""
-        from mtfc.driver.jax_functions.constraints import Constrain, constrained
+        from mtfc.driver.jax_functions.constraints import Constrain, constrained, unconstrained
 
-        opaque = {var for step in self.imported.calls for var in step.results}
+        bodies = [self.imported.flat.body, *(body for step in self.imported.steps for body in step.bodies)]
+        free = {var for step in self.imported.calls for var in step.results}
+        free.update(unconstrained(bodies, self._is_split_as_stored))
 
         def constraint(x: Any, spec: Any) -> Any:
-            return jax.lax.with_sharding_constraint(
-                x, jax.sharding.NamedSharding(self._with_auto_axes.mesh, spec)
-            )
+            sharding = jax.sharding.NamedSharding(self._with_auto_axes.mesh, spec)
+            return jax.lax.with_sharding_constraint(x, sharding)
 
         def planned(x: Any, var: Any) -> Any:
-            if var.key is not None or not var.shape or var in opaque:
+            if var.key is not None or not var.shape or var in free:
                 return x
             dims = self.imported.dims_of(var)
             return constraint(x, spec_of(dims, one_use(dims, self.rules), self.case.mesh))
@@ -303,9 +304,14 @@ class Plan:
         def own(x: Any, sharding: Any, step: Any) -> Any:
             return constraint(x, self._own_spec(sharding, step)) if keep_constraints else x
 
-        flat, bodies = self.imported.flat, (body for step in self.imported.steps for body in step.bodies)
-        arguments = frozenset(var for body in (flat.body, *bodies) for var in body.arguments)
-        return constrained(flat, Constrain(planned, own, arguments, self.imported.updates))
+        arguments = frozenset(var for body in bodies for var in body.arguments)
+        return constrained(self.imported.flat, Constrain(planned, own, arguments, self.imported.updates))
+
+    def _is_split_as_stored(self, var: Any) -> bool:
+        """Return True if an array is split by axes that split parameters only in storage."""
+        kept = self.case.layout.params.axes
+        stored = {axis for dim, axes in kept for axis in axes if axis not in self.rules.get(dim, ())}
+        return any(stored & {*axes} for axes in one_use(self.imported.dims_of(var), self.rules).values())
 
     def _own_spec(self, sharding: Any, step: AppliedPrimitive) -> Any:
         """Return the spec of a constraint of the user. Raises `UsageError` if the plan's mesh cannot have it."""

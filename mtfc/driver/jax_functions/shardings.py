@@ -55,7 +55,7 @@ class Unsaid:
         return (
             f"{self.leaf.name}: axis {self.axis} is {factors}, and {', '.join(self.axes)} splits {self.dim.name}; "
             f"a device stores {bytes_text(self.bytes)} in place of {bytes_text(self.bytes // self.ratio)}: "
-            f"reshape the array to {[*self.reshaped]}, or use `plan.step`"
+            f"reshape the array to {[*self.reshaped]}, or use `plan.packed_step`"
         )
 
 

@@ -31,7 +31,7 @@ from mtfc.compiler.search.found import (
 )
 from mtfc.compiler.search.global_layouts.global_search import ROUNDING, GlobalSpace
 from mtfc.compiler.search.idle_axes import without_idle_axes
-from mtfc.compiler.search.pricer import LayoutPricer
+from mtfc.compiler.search.pricer import LayersPricer, LayoutPricer
 from mtfc.compiler.search.usual_layouts import joined, products, usual_layouts
 from mtfc.driver.errors import say
 from mtfc.driver.loading.choice import BestLayout
@@ -113,27 +113,21 @@ class LayoutFinder:
                 found = find(self.pricer, until)
             else:
                 unsplit = [(mesh, rules or Layout("")) for mesh in meshes]
-                found = self._by_layers(find, layers.share, until, plain or unsplit[:1])
+                found = self._by_layers(find, layers, until, plain or unsplit[:1])
         best = self.with_loop_forms(found, until) if with_forms else found
         return best if best.refuted else self.bounded(best, best.lower_bound)
 
-    def _by_layers(self, find: FindPlan, share: float, until: float, given: Sequence[Plan]) -> Found:
-        """Find the best layout by the prices of repeated layers, and price it exactly, as the nearest that are given.
-
-        The prices of the first of these tell how long a price takes.
-        """
-        pricing = self.quick
-        compiling = EXACT * min(_seconds(pricing, *each) for each in given[:2]) / share
-        found = find(pricing, until - NEAREST * compiling)
+    def _by_layers(self, find: FindPlan, layers: LayersPricer, until: float, given: Sequence[Plan]) -> Found:
+        """Find the best layout by the prices of repeated layers, and price it exactly, as the nearest that are given."""
+        pricing = layers.pricing(self.objective)
+        pricing(*given[0])
+        seconds = EXACT * max([layers.seconds, *self.pricer.spent])
+        found = find(pricing, until - NEAREST * seconds)
         ranked = sorted(given, key=lambda each: value_of(pricing(*each), self.objective))
-        near = [each for each in given if each in self.pricer.known] + ranked[:NEAREST]
         best = self._exact(found)
-        for mesh, layout in near:
-            if (
-                best.objective == inf
-                or process_time() + compiling < until
-                or (mesh, layout) in self.pricer.known
-            ):
+        for mesh, layout in [each for each in given if each in self.pricer.known] + ranked[:NEAREST]:
+            is_known, is_late = (mesh, layout) in self.pricer.known, process_time() + seconds > until
+            if is_known or best.objective == inf or not is_late:
                 other = self._exact(attrs.evolve(found, mesh=mesh, layout=layout, without_forms=None))
                 best = min(best, other, key=lambda each: each.objective)
         return best if best.objective < inf else find(self.pricer, until)
@@ -243,13 +237,6 @@ class LayoutFinder:
         step, dims, fixed = prepared(self.program), set(self.program.dims), (rules or Layout("")).value_rules
         space = EquationSpace(step, dims, meshes, self.pricer.hardware, self.objective, fixed)
         return space.best(self.pricer, on_clock(until), known, best_global)
-
-
-def _seconds(pricing: Pricing, mesh: Mesh, layout: Layout) -> float:
-    """Return the seconds that it takes to price a layout."""
-    start = process_time()
-    pricing(mesh, layout)
-    return process_time() - start
 
 
 @attrs.frozen

@@ -83,10 +83,10 @@ def _with_micro_batches(search: LayoutSearch) -> tuple[LayoutSearch, float]:
 
 def _nearest(search: LayoutSearch) -> str:
     """Return the priced layout that needs the least memory, and what would need less; empty if that layout fits."""
-    prices = search.finder.pricer.known
-    mesh, layout = min(prices, key=lambda each: prices[each].tiled)
-    if prices[mesh, layout].tiled <= search.task.hardware.device.memory:
+    prices, room = search.finder.pricer.known, search.task.hardware.device.memory
+    if not prices or min(each.tiled for each in prices.values()) <= room:
         return ""
+    mesh, layout = min(prices, key=lambda each: prices[each].tiled)
     help = "a smaller batch, more devices or a machine with more memory would help"
     return f"; the nearest is {plan_text(mesh, layout)}, and {help}"
 
@@ -96,7 +96,7 @@ def _usual(search: LayoutSearch) -> tuple[float, float]:
     finder, room = search.finder, room_on(search.finder.pricer.hardware, search.finder.objective)
     prices = [finder.quick(*each) for each in (*search.others.values(), *search.known)]
     fitting = (value_of(each, finder.objective) for each in prices if each.tiled <= room)
-    return min(fitting, default=inf), min(each.tiled for each in prices)
+    return min(fitting, default=inf), min((each.tiled for each in prices), default=inf)
 
 
 def _micro_batched(task: SearchTask, accumulate: int) -> Iterator[SearchTask]:

@@ -364,7 +364,8 @@ class _Import:
     def _argument(self, leaf: Leaf, var: Var) -> Argument:
         value = Value(leaf.name, TensorType(leaf.dtype, leaf.flat_dims))
         self.emitter.known[var] = value
-        return Argument(value, leaf.role, self.place)
+        inner = frozenset(dim for dims in leaf.dims for dim in [each for each in dims if each.size > 1][1:])
+        return Argument(value, leaf.role, self.place, inner=inner)
 
     def _outputs(self, inputs: Sequence[Leaf]) -> Iterable[tuple[Output, Leaf]]:
         """Yield the outputs. One that replaces an argument has its name, and an element of a tuple is `result_1`."""

@@ -47,7 +47,7 @@ from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.printer import shown_layout
 from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, Rules, TensorType
 from mtfc.compiler.ir.verifier import Level
-from mtfc.compiler.passes.partition.layout_rules import LayoutRules, owners
+from mtfc.compiler.passes.partition.layout_rules import LayoutRules
 from mtfc.compiler.passes.pass_base import Pass
 from mtfc.compiler.records import frozen
 
@@ -67,7 +67,7 @@ class AssignLayouts(Pass):
 
         def assigned(function: Function) -> Function:
             names = layout_target_names(function)
-            layout_rules = LayoutRules(mesh, layout, names, looped, owners(function, layout))
+            layout_rules = LayoutRules(mesh, layout, names, looped, function)
             return LayoutAssigner(mesh, layout_rules).function(function)
 
         return placed.map_functions(assigned)

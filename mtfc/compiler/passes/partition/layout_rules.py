@@ -2,7 +2,8 @@
 
 A rule of storage for `*` splits one dimension of each parameter. The candidates are the dimensions that divide evenly; the
 dimension with the largest local size wins, the first among equals. The rule uses its axes that split no other dimension of the
-parameter. Dimensions of loops are left out: a slice along them would be on one processor alone. A parameter stays as it is if
+parameter. Dimensions of loops are left out: a slice along them would be on one processor alone. So are dimensions inside of an
+axis of the caller's array: that array would be whole between steps, and gathered after each. A parameter stays as it is if
 no dimension divides, or if the section has a rule for one of its dimensions. The optimizer state of a parameter is split along
 the dimension chosen for the parameter, if the state has that dimension. The equations that update both are split alike.
 """
@@ -29,7 +30,7 @@ class LayoutRules:
     """The rules of one layout.
 
     `names` are the names of a function's equations and arguments (`equation_names.py`), once they have names; `looped` are the
-    dimensions of loops.
+    dimensions of loops. `function` is the one of the rules, if there is one.
     """
 
     def __init__(
@@ -38,9 +39,12 @@ class LayoutRules:
         layout: Layout,
         names: Mapping[LayoutTarget, str] = {},
         looped: frozenset[Dim] = frozenset(),
-        owners: Owners | None = None,
+        function: Function | None = None,
     ) -> None:
-        self.mesh, self.looped, self.owners = mesh, looped, owners or {}
+        self.mesh, self.looped = mesh, looped
+        self.owners = owners(function, layout) if function else {}
+        arguments = function.arguments if function else ()
+        self.inner = {frozenset(a.value.type.dims) - looped: a.inner for a in arguments if a.inner}
         self.compute = without_unit_axes(layout.compute, mesh)
         self.of_parameters = without_unit_axes(layout.params, mesh)
         self.of_state = without_unit_axes(layout.optimizer, mesh)
@@ -89,7 +93,8 @@ class LayoutRules:
         axes = tuple(axis for axis in section.get(EVERY) if axis not in used)
         if not axes or _names_one(section, type):
             return rules
-        candidates = (dim for dim in type.dims if dim not in self.looped)
+        whole = self.looped | self.inner.get(frozenset(type.dims) - self.looped, frozenset())
+        candidates = (dim for dim in type.dims if dim not in whole)
         split = {dim: (*rules.get(dim.name), *axes) for dim in candidates}
         parts = {dim: dim.size // self.mesh.size(rules.get(dim.name)) for dim in split}
         fitting = [dim for dim in split if dim.size % self.mesh.size(split[dim]) == 0]

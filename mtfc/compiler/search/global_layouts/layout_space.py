@@ -175,7 +175,8 @@ def space_of(forward: Function, fixed: Rules = Rules(), storage: bool = False) -
     columns = list(_columns("", sorted(found, key=lambda dim: dim.name), tensors, {}, 0))
     if storage:
         parameters = {frozenset(a.value.type.dims) for a in forward.arguments if a.role == "parameter"}
-        stored = [column.dim for column in columns if any(column.dim in each for each in parameters)]
+        inner = frozenset[Dim]().union(*(argument.inner for argument in forward.arguments))
+        stored = [c.dim for c in columns if any(c.dim in each for each in parameters) and c.dim not in inner]
         for kind in (PARAMS, OPTIMIZER):
             bases = {column.dim: i for i, column in enumerate(columns)}
             columns += _columns(kind, stored, parameters, bases, len(columns))
