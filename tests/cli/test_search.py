@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import time
 from pathlib import Path
@@ -11,13 +10,11 @@ from unittest.mock import patch
 
 import pytest
 
-from mtfc.cli import command
 from mtfc.cli import search as search_command
-from mtfc.cli.options import Options
 from mtfc.compiler.search.per_equation import per_equation_search as tiling_search
 from mtfc.compiler.search.solver import solver_search
 from mtfc.driver.loading.sources import Sources
-from mtfc.driver.options import ChainOptions, SearchOptions
+from mtfc.driver.options import SearchOptions
 from mtfc.driver.searching import compilation_time, placements
 from mtfc.driver.searching.pipelined import PipelineSearch
 from mtfc.driver.searching.search import search
@@ -367,16 +364,8 @@ def test_one_cut_and_cuts_of_a_given_mesh(mtfc: Mtfc) -> None:
 
 def test_tilings_start_from_the_best_global_layout(mtfc: Mtfc) -> None:
     """The solver's layouts take longer on a TPU: it does not know that small programs lie in the scratchpad."""
-    asked = (
-        "search",
-        str(EXAMPLES / "two_layer.mtf"),
-        "--target",
-        "tpu_v2",
-        "--devices",
-        "8",
-        "--format",
-        "json",
-    )
+    machine = ("--target", "tpu_v2", "--devices", "8", "--format", "json")
+    asked = ("search", str(EXAMPLES / "two_layer.mtf"), *machine)
     best = mtfc(*asked, "--space", "rules", "--objective", "serial").json
     tiling = mtfc(*asked, "--space", "tiling").json
     assert best["objective_seconds"] == tiling["objective_seconds"]
@@ -721,10 +710,3 @@ def test_written_layouts_cause_no_warning(mtfc: Mtfc, space: str) -> None:
     split = ("search", "model.mtf", "--devices", "3", "--target", "h100", "--objective", "memory")
     assert mtfc(*split, "-o", "split.mtf").status == 0
     assert "allow" not in Path("split.mtf").read_text("utf-8")
-
-
-def test_the_driver_has_the_defaults_of_the_command() -> None:
-    parser = argparse.ArgumentParser()
-    command.add_arguments(search_command, parser)
-    given = parser.parse_args(["model.mtf"], Options())
-    assert given.record(SearchOptions, chains=given.record(ChainOptions)) == SearchOptions("model.mtf")

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-import mtfc as api
 from mtfc.driver.searching import layouts, placements
 from tests.cli.conftest import Mtfc
 from tests.cli.test_search import DECODER, LAYERS, TWO_OPERATORS
@@ -204,10 +203,3 @@ def test_more_axes_than_by_default(mtfc: Mtfc) -> None:
         *options, "--axes-names", "a,b,c,d", "--why-not", "batch: (a,b,c,d)", "--format", "json"
     ).json
     assert asked["why_not"]["mesh"] == {"a": 2, "b": 2, "c": 2, "d": 2}
-
-
-def test_names_in_python(folder: Path) -> None:
-    found = api.search("model.mtf", target="tpu_v2", devices=4, axes_names=["data", "model"])
-    assert set(found["mesh"]) <= {"data", "model"}
-    with pytest.raises(ValueError, match="twice"):
-        api.search("model.mtf", target="tpu_v2", devices=4, axes_names=("a", "a"))
