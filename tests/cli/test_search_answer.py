@@ -31,13 +31,8 @@ def test_prices_are_those_of_the_same_search_with_other_resources(mtfc: Mtfc) ->
     asked = ("--target", "h100", "--devices", "4", *WIDE, "--budget", "1", "--format", "json")
     found = mtfc("search", TWO_LAYER, *asked, "--what-if").json
     prices = {each["change"]: each for each in found["what_if"]}
-    assert list(prices) == [
-        "1 GiB more memory",
-        "twice the network",
-        "twice the batch",
-        "twice the devices",
-        "half the devices",
-    ]
+    resources = ("1 GiB more memory", "twice the network", "twice the batch", "twice the devices")
+    assert list(prices) == [*resources, "half the devices"]
     step = found["overlapping_seconds"]
     for change, each in prices.items():
         scale = 2 if change == "twice the batch" else 1
@@ -142,16 +137,8 @@ def test_without_time_the_layouts_of_the_file_are_priced(mtfc: Mtfc, monkeypatch
 def test_the_first_line_says_that_the_time_ended(mtfc: Mtfc, options: tuple[str, ...]) -> None:
     file = {"meshes": "two_meshes", "pipelines": "pipeline"}.get(options[1] if options else "", "nmt")
     devices = () if "meshes" in options else ("--devices", "4")
-    asked = (
-        "search",
-        str(EXAMPLES / f"{file}.mtf"),
-        "--target",
-        "h100",
-        "--budget",
-        "0.01",
-        *devices,
-        *options,
-    )
+    machine = ("--target", "h100", "--budget", "0.01", *devices)
+    asked = ("search", str(EXAMPLES / f"{file}.mtf"), *machine, *options)
     first, *rest = mtfc(*asked).out.splitlines()
     assert first.startswith("The time ended after ") and ("at most " in first or "nothing is proven" in first)
     assert rest
