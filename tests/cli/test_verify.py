@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -226,25 +228,30 @@ def test_training_on_data_that_is_given(mtfc: Mtfc, folder: Path) -> None:
         assert outcome.json["ok"] is True
 
 
+def change_steps(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> None:
+    """Let modules of layouts train by another function of parameters, state, inputs and the number of the step."""
+    load = execution.loaded
+
+    def changed(text: str, backend: str) -> object:
+        module = load(text, backend)
+        if hasattr(module, "train_step"):
+            module.train_step = change(module.train_step)
+        return module
+
+    monkeypatch.setattr(reference, "loaded", changed)
+
+
 @pytest.mark.parametrize("backend", ["numpy", "jax"])
 def test_a_wrong_update_is_found(
     mtfc: Mtfc, folder: Path, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
     """Outputs and gradients are right; the second step computes a wrong state."""
     (folder / "train.mtf").write_text(TRAINING)
-    load = execution.loaded
-
-    def faulty(text: str, backend: str) -> object:
-        module = load(text, backend)
-        if not hasattr(module, "train_step"):
-            return module
-        train_step = module.train_step
-        module.train_step = lambda params, state, inputs, step: train_step(
-            params, state, inputs, 2 * step if step == 1 else step
-        )
-        return module
-
-    monkeypatch.setattr(reference, "loaded", faulty)
+    change_steps(
+        monkeypatch, lambda step: lambda *given: step(*given[:3], 2 * given[3] if given[3] == 1 else given[3])
+    )
     outcome = mtfc("verify", "train.mtf", "--layout", "both", "--backend", backend, "--format", "json")
     assert outcome.status == 1
     (case,) = outcome.json["cases"]
@@ -311,22 +318,11 @@ def test_rounding_that_decides_a_sign_is_told_apart(mtfc: Mtfc, folder: Path) ->
 def test_noise_excuses_no_wrong_update(mtfc: Mtfc, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A parameter whose difference is larger than the effect of noise is wrong, even next to parameters that noise explains."""
     (folder / "noise.mtf").write_text(NOISE.replace("adam(", "lion("))
-    load = execution.loaded
 
-    def faulty(text: str, backend: str) -> object:
-        module = load(text, backend)
-        if not hasattr(module, "train_step"):
-            return module
-        train_step = module.train_step
+    def wrong(outputs: object, new: dict[str, Any], kept: object) -> object:
+        return outputs, {**new, "w": 1.001 * new["w"]}, kept
 
-        def wrong(params: object, state: object, inputs: object, step: int) -> object:
-            outputs, new, kept = train_step(params, state, inputs, step)
-            return outputs, {**new, "w": 1.001 * new["w"]}, kept
-
-        module.train_step = wrong
-        return module
-
-    monkeypatch.setattr(reference, "loaded", faulty)
+    change_steps(monkeypatch, lambda step: lambda *given: wrong(*step(*given)))
     outcome = mtfc("verify", "noise.mtf", "--backend", "numpy", "--format", "json")
     assert outcome.status == 1
     assert all("training of w" in case["wrong"] for case in outcome.json["cases"])
