@@ -32,7 +32,7 @@ settings.register_profile(
     "mtfc",
     deadline=None,
     derandomize=True,
-    max_examples=20,
+    max_examples=14,
     phases=(Phase.explicit, Phase.generate),
     print_blob=False,
 )

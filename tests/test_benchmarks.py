@@ -13,7 +13,7 @@ from benchmarks.programs import dense_chain
 from benchmarks.shared_cores import Call, CallTime, Recorder, processor_seconds, step_seconds
 from mtfc.compiler.search.usual_layouts import batch_dims
 from mtfc.driver.loading.choice import Choice
-from mtfc.driver.loading.selection import select_program
+from mtfc.driver.loading.selection import choose, select_program
 from mtfc.driver.loading.sources import Sources
 from tests.harness import lowered
 
@@ -164,9 +164,9 @@ def test_plans_of_published_runs(run: published.Run, tmp_path: Path) -> None:
     """Each plan has the published model and devices. Without a pipeline the step time is at most a quarter off."""
     found = published.predicted(run, tmp_path)
     source = (tmp_path / f"{run.id}.mtf").read_text()
-    program = mtfc.compile_text(source, layout="published").program
-    assert program.placed_on.devices == DEVICES[run.id]
-    parameters = sum(a.value.type.size for a in program.function("step").arguments if a.role == "parameter")
+    chosen = choose(source, "run.mtf", Choice(layout="published"))
+    assert chosen.cases[0].mesh.devices == DEVICES[run.id]
+    parameters = sum(each.type.size for each in chosen.program.parameters)
     assert parameters == pytest.approx(BILLIONS[run.model] * 1e9, rel=0.05)
     assert found.bytes > 0
     if not run.micro_batches and run.id != "G17":

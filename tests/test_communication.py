@@ -15,180 +15,197 @@ from mtfc.backends.numpy import backend as numpy_backend
 from tests.harness import communication, lowered
 
 DIMS = """
-dim a = 8; dim b = 16; dim c = 4; dim d = 8; dim e = 4; dim f = 16
+dim a = 8; dim b = 16; dim c = 4; dim d = 8; dim e = 4; dim f = 16; dim k = 2
 mesh grid = [rows: 2, cols: 4]
 """
 
 
-def sent(
-    layout: str, body: str, inputs: str = "x: [a, b]", of: str = "forward"
-) -> list[tuple[str, tuple[str, ...], int]]:
+def sent(layout: str, body: str, inputs: str, of: str = "forward") -> list[tuple[str, tuple[str, ...], int]]:
     return communication(f"{DIMS}layout main = {layout}\nmodel m({inputs}) {{\n{body}\n}}\n", of)
 
 
-# Einsum and reductions: an all-reduce over exactly the axes of the dims that are summed away.
+Sent = list[tuple[str, tuple[str, ...], int]]
+
+DOT = "y = einsum(x, w -> [a, c]); return y"
+RENAMED = "y = rename(x, a -> d); return y"
+RESHAPED = "y = reshape(x -> [a, c, e]); return y"
+CUMSUM = "y = cumsum(x, over = b); return y"
+TOP_K = "values, indices = top_k(x, b -> k); return values, indices"
+ARGMAX = "y = argmax(x, over = b); return y"
+GATHER = "y = gather(table, ids, b); return y"
+OF_DOTS = "q = einsum(x, w -> [a, c]); k = einsum(y, v -> [f, c]); p = tanh(sum(DOT, over = a)); return p"
+OF_FACTORS = "s = sum(x); y = einsum(x, w -> [a, c]); t = sum(PRODUCT, over = [c]); return t"
+X, XW, XZ, TABLE = "x: [a, b]", "x: [a, b], w: [b, c]", "x: [a, b], z: [a, b]", "table: [b, c], ids: i32[a]"
+QK = "x: [a, b], y: [b, f], w: [b, c], v: [b, c]"
+
+CASES: dict[str, list[tuple[str, str, str, Sent]]] = {
+    "a contraction ends with an all-reduce over exactly the axes of the dims that it sums": [
+        (DOT, XW, "{}", []),
+        (DOT, XW, "{ a: rows, c: cols }", []),
+        (DOT, XW, "{ b: cols }", [("all_reduce", ("cols",), 32)]),
+        (DOT, XW, "{ a: rows, b: cols }", [("all_reduce", ("cols",), 16)]),
+        (DOT, XW, "{ b: (rows, cols) }", [("all_reduce", ("rows", "cols"), 32)]),
+        (DOT, XW, "{ b: (cols, rows) }", [("all_reduce", ("rows", "cols"), 32)]),
+        (DOT, XW, "{ b: rows, c: cols }", [("all_reduce", ("rows",), 8)]),
+    ],
+    "so does a reduction": [
+        case
+        for name in ("sum", "mean", "max", "min")
+        for case in (
+            (f"y = {name}(x, over = [b]); return y", X, "{ b: cols }", [("all_reduce", ("cols",), 8)]),
+            (f"y = {name}(x, over = [b]); return y", X, "{ a: cols }", []),
+            (f"y = {name}(x, over = [b]); return y", X, "{ a: rows, b: cols }", [("all_reduce", ("cols",), 4)]),
+        )
+    ],
+    "and a quantifier": [
+        (f"y = {name}(x > 0.0, over = [b]); return y", X, "{ b: cols }", [("all_reduce", ("cols",), 8)])
+        for name in ("any", "all")
+    ],
+    "a scalar is reduced over all axes": [
+        ("y = sum(x); return y", X, "{ a: rows, b: cols }", [("all_reduce", ("rows", "cols"), 1)])
+    ],
+    "elementwise ops send nothing": [
+        ("y = tanh(x) * 2.0 + sum(z); return y", "x: [a, b], z: [c]", "{ a: rows, b: cols }", [])
+    ],
+    "a value that nothing uses sends nothing": [("u = sum(x); y = tanh(x); return y", X, "{ b: cols }", [])],
+    # section 6.1: rename and reshape
+    "a rename gathers from split to unsplit alone": [
+        (RENAMED, X, "{ a: cols }", [("all_gather", ("cols",), 32)]),
+        (RENAMED, X, "{ d: cols }", []),
+        (RENAMED, X, "{ a: cols, d: cols }", []),
+    ],
+    # gathering whole stripes first would send 64 elements
+    "a rename to a dim on another axis exchanges slices, and gathers over `rows` alone": [
+        (RENAMED, X, "{ a: rows, d: cols }", [("permute", ("cols", "rows"), 16), ("all_gather", ("rows",), 16)])
+    ],
+    "one dim to another on one axis is one all-to-all": [
+        (body, X, "{ a: cols, f: cols }", [("all_to_all", ("cols",), 32)])
+        for body in (
+            "y = rename(x, a -> d, b -> f); return y",
+            "y = rename(rename(x, a -> d), b -> f); return y",
+            "h = rename(x, a -> d); y = rename(h, b -> f); return y",
+            "y = reshape(x -> [d, f]); return y",
+            "y = rename(tanh(rename(x, a -> d)), b -> f); return y",
+        )
+    ],
+    "a reshape of [b] to [c, e] sends nothing where shards of b are shards of c": [
+        (RESHAPED, X, "{ b: cols, c: cols }", []),
+        (RESHAPED, X, "{ b: cols }", [("all_gather", ("cols",), 32)]),
+        (RESHAPED, X, "{ c: cols }", []),
+    ],
+    # pending sums
+    "a sum that is used split is a reduce-scatter": [
+        ("y = rename(sum(x, over = [b]), a -> d); return y", X, "{ b: cols, d: cols }", [("reduce_scatter", ("cols",), 8)]),
+        ("y = rename(einsum(x, w -> [a, c]), a -> d); return y", XW, "{ b: cols, d: cols }",
+         [("reduce_scatter", ("cols",), 32)]),
+    ],
+    "several pending sums are added before one all-reduce": [
+        (body, XZ, "{ b: cols }", [("all_reduce", ("cols",), 8)])
+        for body in (
+            "y = sum(x, over = [b]) + sum(z, over = [b]); return y",
+            "y = sum(x, over = [b]) - sum(z, over = [b]); return y",
+            "y = 2.0 * sum(x, over = [b]) + sum(z, over = [b]) + sum(x * z, over = [b]); return y",
+            "p = sum(x, over = [b]); q = p + sum(z, over = [b]); y = -q / 4.0; return y",
+        )
+    ],
+    "pending sums pass through linear ops that make them smaller, and not larger": [
+        ("y = sum(einsum(x, w -> [a, c]), over = [c]); return y", XW, "{ b: cols }", [("all_reduce", ("cols",), 8)]),
+        ("y = broadcast(sum(x, over = [b]) -> [a, c]); return y", X, "{ b: cols }", [("all_reduce", ("cols",), 8)]),
+    ],
+    "sums that cannot be added are sent together": [
+        ("p = sum(x, over = [b]); q = sum(z, over = [b]); y = tanh(p) * tanh(q); return y", XZ, "{ b: cols }",
+         [("all_reduce", ("cols",), 16)])
+    ],
+    # and not 8 x 4 elements of `y`
+    "of two pending factors the scalar is completed before the product, whose sum is sent": [
+        (OF_FACTORS.replace("PRODUCT", product), XW, "{ b: cols }", [("all_reduce", ("cols",), n) for n in (1, 8)])
+        for product in ("s * y", "y * s")
+    ],
+    # `q` has 8 x 4 elements, `k` has 4 x 16, and the result has 8 x 16
+    "the smaller operand of a dot is completed": [
+        (OF_DOTS.replace("DOT", dot), QK, "{ b: cols }", [("all_reduce", ("cols",), n) for n in (16, 32)])
+        for dot in ("einsum(q, k -> [a, f])", "einsum(k, q -> [a, f])")
+    ],
+    # two dims of one iteration space on one axis
+    "each operand of an outer product is summed before one is resharded": [
+        ("y = einsum(x, z -> []); return y", "x: [a], z: [d]", "{ a: cols, d: cols }", [("all_reduce", ("cols",), 2)])
+    ],
+    "a contraction of dims on one axis moves one operand: the tensor [a, b] is illegal, [b] and [a] are not": [
+        ("y = einsum(x, z, w -> [a]); return y", "x: [b], z: [b], w: [a]", "{ a: cols, b: cols }",
+         [("all_reduce", ("cols",), 1)])
+    ],
+    # ops that work along a dim: of a split one the shards tell each other little
+    "cumsum gathers one total of each shard": [
+        case
+        for options in ("", ", exclusive = true", ", reverse = true")
+        for case in (
+            (CUMSUM.replace("= b", f"= b{options}"), X, "{ b: cols }", [("all_gather", ("cols",), 8)]),
+            (CUMSUM.replace("= b", f"= b{options}"), X, "{ a: rows, b: cols }", [("all_gather", ("cols",), 4)]),
+            (CUMSUM.replace("= b", f"= b{options}"), X, "{ a: cols }", []),
+        )
+    ],
+    "top_k gathers the best of each shard: values are reduced, and of indices only the winning ones are added up": [
+        (TOP_K, X, "{ b: cols }", [("all_gather", ("cols",), 16), ("all_reduce", ("cols",), 16)]),
+        (TOP_K, X, "{ b: cols, a: rows }", [("all_gather", ("cols",), 8), ("all_reduce", ("cols",), 8)]),
+        (TOP_K, X, "{ a: rows }", []),
+    ],
+    "top_k of as many as a shard holds gathers the dim": [
+        (TOP_K.replace("k)", "c)"), X, "{ b: cols }", [("all_gather", ("cols",), 32)])
+    ],
+    "argmax reduces a value and a place": [
+        (ARGMAX, X, "{ b: cols }", [("all_reduce", ("cols",), 8)] * 2),
+        (ARGMAX, X, "{ b: (rows, cols) }", [("all_reduce", ("rows", "cols"), 8)] * 2),
+    ],
+    "prod gathers one factor of each shard": [
+        ("y = prod(x, over = [b]); return y", X, "{ b: cols }", [("all_gather", ("cols",), 8)]),
+        ("y = prod(x); return y", X, "{ a: rows, b: cols }", [("all_gather", ("cols",), 2), ("all_gather", ("rows",), 1)]),
+    ],
+    "a gather from a split table adds up what was found": [
+        (GATHER, TABLE, "{ b: cols }", [("all_reduce", ("cols",), 32)]),
+        (GATHER, TABLE, "{ a: rows, b: cols }", [("all_reduce", ("cols",), 16)]),
+        (GATHER, TABLE, "{ a: rows, c: cols }", []),
+        ("y = rename(gather(table, ids, b), c -> e); return y", TABLE, "{ b: cols, e: cols }",
+         [("reduce_scatter", ("cols",), 32)]),
+    ],
+    "random numbers and positions are made where they are used": [
+        ("y = x * random.normal([a, b]) * cast(range(b), f32) * one_hot(range(a), b); return y", X, "{ a: cols, b: rows }", []),
+        ("y = x * random.normal([a, b]) * one_hot(argmax(x, over = b), b); return y", X, "{ a: (rows, cols) }", []),
+    ],
+}  # fmt: skip
+"""Rule -> bodies, inputs, layouts, and all collectives of `forward`, sorted unless one follows the other."""
+
+
+@pytest.mark.parametrize("rule", CASES)
+def test_collectives_of_forward(rule: str) -> None:
+    for body, inputs, layout, expected in CASES[rule]:
+        found = sent(layout, body, inputs)
+        assert found == expected or sorted(found) == expected, (layout, body)
+
+
+def test_two_dims_on_one_axis_are_illegal() -> None:
+    with pytest.raises(Exception, match="E301"):
+        sent("{ a: rows, b: cols, c: rows }", DOT, XW)
+
+
+LARGEST = "values, indices = top_k(x, b -> k); y = sum(values); return y"
+CONVOLVED = "y = einsum(window(rename(x, b -> f), a -> [a, k], padding = (1, 0)), w -> [a, d]); return y"
 
 
 @pytest.mark.parametrize(
-    ("layout", "expected"),
+    ("body", "inputs", "layout", "expected"),
     [
-        ("{}", []),
-        ("{ a: rows, c: cols }", []),
-        ("{ b: cols }", [("all_reduce", ("cols",), 32)]),
-        ("{ a: rows, b: cols }", [("all_reduce", ("cols",), 16)]),
-        ("{ a: rows, b: cols, c: rows }", None),
-        ("{ b: (rows, cols) }", [("all_reduce", ("rows", "cols"), 32)]),
-        ("{ b: (cols, rows) }", [("all_reduce", ("rows", "cols"), 32)]),
-        ("{ b: rows, c: cols }", [("all_reduce", ("rows",), 8)]),
+        ("y = cumsum(x, over = b); z = y * y; return z", X, "{ b: cols }", [("all_gather", ("cols",), 8)] * 2),
+        (LARGEST, X, "{ b: cols }", [("all_gather", ("cols",), 16), ("all_reduce", ("cols",), 16)]),
+        # each shard adds the gradients of its own rows; if the indices are split, the table's gradient is reduced
+        (GATHER, TABLE, "{ b: cols }", [("all_reduce", ("cols",), 32)]),
+        (GATHER, TABLE, "{ a: rows }", [("all_reduce", ("rows",), 64)]),
+        # channels are gathered for a convolution, and the gradient is scattered at the size of x, not of its windows
+        (CONVOLVED, "x: [a, b], w: [k, f, d]", "{ b: cols, d: cols }",
+         [("all_gather", ("cols",), 32), ("reduce_scatter", ("cols",), 128)]),
     ],
-)
-def test_contraction(layout: str, expected: list[tuple[str, tuple[str, ...], int]] | None) -> None:
-    """[a, b] times [b, c]. None: the layout is illegal, because the result has two dims on one axis."""
-    inputs, body = "x: [a, b], w: [b, c]", "y = einsum(x, w -> [a, c]); return y"
-    if expected is None:
-        with pytest.raises(Exception, match="E301"):
-            sent(layout, body, inputs)
-    else:
-        assert sent(layout, body, inputs) == expected
-
-
-@pytest.mark.parametrize("reduction", ["sum", "mean", "max", "min"])
-def test_reduction_over_a_split_dim(reduction: str) -> None:
-    body = f"y = {reduction}(x, over = [b]); return y"
-    assert sent("{ b: cols }", body) == [("all_reduce", ("cols",), 8)]
-    assert sent("{ a: cols }", body) == []
-    assert sent("{ a: rows, b: cols }", body) == [("all_reduce", ("cols",), 4)]
-
-
-@pytest.mark.parametrize("quantifier", ["any", "all"])
-def test_any_and_all_over_a_split_dim(quantifier: str) -> None:
-    assert sent("{ b: cols }", f"y = {quantifier}(x > 0.0, over = [b]); return y") == [
-        ("all_reduce", ("cols",), 8)
-    ]
-
-
-def test_reduction_to_a_scalar_over_all_axes() -> None:
-    assert sent("{ a: rows, b: cols }", "y = sum(x); return y") == [("all_reduce", ("rows", "cols"), 1)]
-
-
-def test_elementwise_ops_send_nothing() -> None:
-    assert sent("{ a: rows, b: cols }", "y = tanh(x) * 2.0 + sum(z); return y", "x: [a, b], z: [c]") == []
-
-
-# Section 6.1: rename and reshape.
-
-
-def test_rename_from_split_to_unsplit_gathers() -> None:
-    assert sent("{ a: cols }", "y = rename(x, a -> d); return y") == [("all_gather", ("cols",), 32)]
-
-
-def test_rename_from_unsplit_to_split_sends_nothing() -> None:
-    assert sent("{ d: cols }", "y = rename(x, a -> d); return y") == []
-
-
-def test_rename_between_dims_split_alike_sends_nothing() -> None:
-    assert sent("{ a: cols, d: cols }", "y = rename(x, a -> d); return y") == []
-
-
-def test_rename_between_dims_on_different_axes() -> None:
-    """Each processor slices its shard, which sends nothing; the slices are exchanged, and gathered over `rows` alone.
-
-    That sends 2 x 16 elements; to gather whole stripes first would send 64.
-    """
-    found = sent("{ a: rows, d: cols }", "y = rename(x, a -> d); return y")
-    assert found == [("permute", ("cols", "rows"), 16), ("all_gather", ("rows",), 16)]
-
-
-ONE_ALL_TO_ALL = [("all_to_all", ("cols",), 32)]
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        "y = rename(x, a -> d, b -> f); return y",
-        "y = rename(rename(x, a -> d), b -> f); return y",
-        "h = rename(x, a -> d); y = rename(h, b -> f); return y",
-        "y = reshape(x -> [d, f]); return y",
-        "y = rename(tanh(rename(x, a -> d)), b -> f); return y",
-    ],
-)
-def test_one_dim_to_another_on_one_axis_is_one_all_to_all(body: str) -> None:
-    """`a` is split before and `f` after, on the same axis."""
-    assert sent("{ a: cols, f: cols }", body) == ONE_ALL_TO_ALL
-
-
-def test_reshape_that_splits_a_dim_on_the_axis_of_its_major_part_sends_nothing() -> None:
-    """A reshape of [b] to [c, e]: shards of b are shards of c."""
-    assert sent("{ b: cols, c: cols }", "y = reshape(x -> [a, c, e]); return y") == []
-    assert sent("{ b: cols }", "y = reshape(x -> [a, c, e]); return y") == [("all_gather", ("cols",), 32)]
-    assert sent("{ c: cols }", "y = reshape(x -> [a, c, e]); return y") == []
-
-
-# Pending sums.
-
-
-def test_reduced_value_used_split_is_a_reduce_scatter() -> None:
-    assert sent("{ b: cols, d: cols }", "y = rename(sum(x, over = [b]), a -> d); return y") == [
-        ("reduce_scatter", ("cols",), 8)
-    ]
-
-
-def test_contraction_used_split_is_a_reduce_scatter() -> None:
-    inputs, body = "x: [a, b], w: [b, c]", "y = rename(einsum(x, w -> [a, c]), a -> d); return y"
-    assert sent("{ b: cols, d: cols }", body, inputs) == [("reduce_scatter", ("cols",), 32)]
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        "y = sum(x, over = [b]) + sum(z, over = [b]); return y",
-        "y = sum(x, over = [b]) - sum(z, over = [b]); return y",
-        "y = 2.0 * sum(x, over = [b]) + sum(z, over = [b]) + sum(x * z, over = [b]); return y",
-        "p = sum(x, over = [b]); q = p + sum(z, over = [b]); y = -q / 4.0; return y",
-    ],
-)
-def test_several_pending_sums_are_added_before_one_all_reduce(body: str) -> None:
-    assert sent("{ b: cols }", body, "x: [a, b], z: [a, b]") == [("all_reduce", ("cols",), 8)]
-
-
-def test_pending_sums_pass_through_linear_ops_that_make_them_smaller() -> None:
-    """8 x 4 elements are pending, and their sum over `c` is sent."""
-    inputs, body = "x: [a, b], w: [b, c]", "y = sum(einsum(x, w -> [a, c]), over = [c]); return y"
-    assert sent("{ b: cols }", body, inputs) == [("all_reduce", ("cols",), 8)]
-
-
-def test_pending_sums_do_not_pass_through_ops_that_make_them_larger() -> None:
-    body = "y = broadcast(sum(x, over = [b]) -> [a, c]); return y"
-    assert sent("{ b: cols }", body) == [("all_reduce", ("cols",), 8)]
-
-
-def test_sums_that_cannot_be_added_are_sent_together() -> None:
-    body = "p = sum(x, over = [b]); q = sum(z, over = [b]); y = tanh(p) * tanh(q); return y"
-    assert sent("{ b: cols }", body, "x: [a, b], z: [a, b]") == [("all_reduce", ("cols",), 16)]
-
-
-@pytest.mark.parametrize("product", ["s * y", "y * s"])
-def test_of_two_pending_factors_the_smaller_is_completed(product: str) -> None:
-    """The scalar is completed before the product, whose sum over `c` is sent; not 8 x 4 elements of `y`."""
-    body = f"s = sum(x); y = einsum(x, w -> [a, c]); t = sum({product}, over = [c]); return t"
-    expected = [("all_reduce", ("cols",), 1), ("all_reduce", ("cols",), 8)]
-    assert sorted(sent("{ b: cols }", body, "x: [a, b], w: [b, c]")) == expected
-
-
-@pytest.mark.parametrize("dot", ["einsum(q, k -> [a, d])", "einsum(k, q -> [a, d])"])
-def test_the_smaller_operand_of_a_dot_is_completed(dot: str) -> None:
-    """`q` has 8 x 4 elements and is completed; `k` has 4 x 16, and the result has 8 x 16."""
-    inputs = "x: [a, b], y: [b, f], w: [b, c], v: [b, c]"
-    body = f"q = einsum(x, w -> [a, c]); k = einsum(y, v -> [f, c]); p = tanh(sum({dot}, over = a)); return p"
-    sums = sent("{ b: cols }", body.replace("[a, d]", "[a, f]"), inputs)
-    assert sorted(sums) == [("all_reduce", ("cols",), 16), ("all_reduce", ("cols",), 32)]
-
-
-# Unused values.
-
-
-def test_unused_value_sends_nothing() -> None:
-    assert sent("{ b: cols }", "u = sum(x); y = tanh(x); return y") == []
+)  # fmt: skip
+def test_collectives_of_gradients(body: str, inputs: str, layout: str, expected: Sent) -> None:
+    assert sent(layout, body, inputs, "gradients") == expected
 
 
 TRAINED = """
@@ -259,21 +276,6 @@ def test_products_of_matrices_send_what_their_algorithms_say(sizes: tuple[int, .
     assert min(words, key=words.__getitem__) == least
 
 
-# Two dims of one iteration space on one axis.
-
-
-def test_outer_product_summed_away_with_both_dims_on_one_axis() -> None:
-    """No tensor has both `a` and `d`. Each operand is summed before one is resharded, so only the sums are sent."""
-    found = sent("{ a: cols, d: cols }", "y = einsum(x, z -> []); return y", "x: [a], z: [d]")
-    assert found == [("all_reduce", ("cols",), 2)]
-
-
-def test_contraction_of_dims_on_one_axis_moves_one_operand() -> None:
-    """[a, b] times [b, d] with a and b on one axis: the tensor [a, b] is illegal, but [b] and [a] alone are not."""
-    found = sent("{ a: cols, b: cols }", "y = einsum(x, z, w -> [a]); return y", "x: [b], z: [b], w: [a]")
-    assert found == [("all_reduce", ("cols",), 1)]
-
-
 def test_micro_batches_in_bf16_are_reduced_once() -> None:
     """Two sums in bf16 have as many bytes as one sum in f32. Then one all-reduce is better than two."""
     source = f"""{DIMS}layout main = {{ a: cols }}
@@ -292,80 +294,6 @@ def test_micro_batches_in_bf16_are_reduced_once() -> None:
     assert communication(source, "step") == [("all_reduce", ("cols",), 16 * 4 + 1)]
 
 
-# Ops that work along a dim: of a split one the shards tell each other little.
-
-
-def along(layout: str, body: str, inputs: str = "x: [a, b]", of: str = "forward") -> object:
-    """Return the collectives of a program that may use one more dim, `k` of size 2."""
-    source = f"{DIMS}dim k = 2\nlayout main = {layout}\nmodel m({inputs}) {{\n{body}\n}}\n"
-    return communication(source, of)
-
-
-def test_cumsum_gathers_one_total_of_each_shard() -> None:
-    for options in ("", ", exclusive = true", ", reverse = true"):
-        body = f"y = cumsum(x, over = b{options}); return y"
-        assert along("{ b: cols }", body) == [("all_gather", ("cols",), 8)]
-        assert along("{ a: rows, b: cols }", body) == [("all_gather", ("cols",), 4)]
-        assert along("{ a: cols }", body) == []
-    body = "y = cumsum(x, over = b); z = y * y; return z"
-    assert along("{ b: cols }", body, of="gradients") == [("all_gather", ("cols",), 8)] * 2
-
-
-def test_top_k_gathers_the_best_of_each_shard() -> None:
-    """The values are reduced; of the indices only the winning ones are added up."""
-    body = "values, indices = top_k(x, b -> k); return values, indices"
-    assert along("{ b: cols }", body) == [("all_gather", ("cols",), 16), ("all_reduce", ("cols",), 16)]
-    assert along("{ b: cols, a: rows }", body) == [("all_gather", ("cols",), 8), ("all_reduce", ("cols",), 8)]
-    assert along("{ a: rows }", body) == []
-    loss = "values, indices = top_k(x, b -> k); y = sum(values); return y"
-    assert along("{ b: cols }", loss, of="gradients") == [
-        ("all_gather", ("cols",), 16),
-        ("all_reduce", ("cols",), 16),
-    ]
-
-
-def test_top_k_of_as_many_as_a_shard_holds_gathers_the_dim() -> None:
-    body = "values, indices = top_k(x, b -> c); return values, indices"
-    assert along("{ b: cols }", body) == [("all_gather", ("cols",), 32)]
-
-
-def test_argmax_reduces_a_value_and_a_place() -> None:
-    body = "y = argmax(x, over = b); return y"
-    assert along("{ b: cols }", body) == [("all_reduce", ("cols",), 8)] * 2
-    assert along("{ b: (rows, cols) }", body) == [("all_reduce", ("rows", "cols"), 8)] * 2
-
-
-def test_prod_gathers_one_factor_of_each_shard() -> None:
-    assert along("{ b: cols }", "y = prod(x, over = [b]); return y") == [("all_gather", ("cols",), 8)]
-    both = along("{ a: rows, b: cols }", "y = prod(x); return y")
-    assert both == [("all_gather", ("rows",), 1), ("all_gather", ("cols",), 2)]
-
-
-TABLE = "table: [b, c], ids: i32[a]"
-
-
-def test_gather_from_a_split_table_adds_up_what_was_found() -> None:
-    body = "y = gather(table, ids, b); return y"
-    assert along("{ b: cols }", body, TABLE) == [("all_reduce", ("cols",), 32)]
-    assert along("{ a: rows, b: cols }", body, TABLE) == [("all_reduce", ("cols",), 16)]
-    assert along("{ a: rows, c: cols }", body, TABLE) == []
-    scattered = "y = rename(gather(table, ids, b), c -> e); return y"
-    assert along("{ b: cols, e: cols }", scattered, TABLE) == [("reduce_scatter", ("cols",), 32)]
-
-
-def test_a_split_table_is_given_its_gradient_without_communication() -> None:
-    """Each shard adds the gradients of its own rows. If the indices are split, the table's gradient is reduced."""
-    body = "y = gather(table, ids, b); return y"
-    assert along("{ b: cols }", body, TABLE, "gradients") == [("all_reduce", ("cols",), 32)]
-    assert along("{ a: rows }", body, TABLE, "gradients") == [("all_reduce", ("rows",), 64)]
-
-
-def test_random_numbers_and_positions_are_made_where_they_are_used() -> None:
-    body = "y = x * random.normal([a, b]) * cast(range(b), f32) * one_hot(argmax(x, over = b), b); return y"
-    assert along("{ a: cols, b: rows }", body.replace("argmax(x, over = b)", "range(a)")) == []
-    assert along("{ a: (rows, cols) }", body) == []
-
-
 def test_the_coordinate_of_a_processor_is_its_element_of_a_range() -> None:
     """The size of a dimension is that of its axis, and each processor has its own number, without communication."""
     axes = f"{DIMS.replace('cols: 4', 'cols: parts')} dim parts = 4\n"
@@ -376,13 +304,6 @@ def test_the_coordinate_of_a_processor_is_its_element_of_a_range() -> None:
     outputs = module.forward({}, module.shard({"x": np.ones(8, np.float32)}, module.INPUTS))
     assert outputs["own"].reshape(-1).tolist() == [0, 1, 2, 3]
     assert (outputs["y"][:, :, 0] == np.arange(4)[None, :, None] / 4).all()
-
-
-def test_gradients_of_windows_are_added_up_before_they_are_reduced() -> None:
-    """Channels are gathered for a convolution, and the gradient is scattered at the size of x, not of its windows."""
-    body = "y = einsum(window(rename(x, b -> f), a -> [a, k], padding = (1, 0)), w -> [a, d]); return y"
-    found = along("{ b: cols, d: cols }", body, "x: [a, b], w: [k, f, d]", "gradients")
-    assert found == [("all_gather", ("cols",), 32), ("reduce_scatter", ("cols",), 128)]
 
 
 def test_a_reshape_follows_its_operand_only_where_its_sizes_divide() -> None:

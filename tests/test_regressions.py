@@ -17,8 +17,7 @@ CASES = sorted((Path(__file__).parent / "regressions").glob("*.mtf"))
 CHECKS: tuple[Any, ...] = (
     test_passes.test_every_pass_keeps_the_results, test_passes.test_differentiation_keeps_the_outputs,
     test_numpy.test_simulation_of_all_processors_gives_the_results,
-    test_numpy.test_simulation_that_shares_replicated_work_gives_the_results,
-    test_numpy.test_simulation_sends_what_cost_predicts, test_jax.test_jax_gives_the_results,
+    test_numpy.test_simulation_gives_the_results_and_sends_what_cost_predicts, test_jax.test_jax_gives_the_results,
     test_jax.test_xla_compiles_the_collectives_that_cost_predicts, test_text.test_ir_text_is_read_back,
     test_text.test_ir_text_has_all_of_the_meaning, test_exact.test_layouts_are_exact,
 )  # fmt: skip

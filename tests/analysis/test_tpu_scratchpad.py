@@ -66,23 +66,36 @@ def seconds_of(found: Function, op: str, **rates: float) -> list[float]:
     return [each.seconds for eqn, each in done if eqn.op == op]
 
 
-def test_equations_after_a_dot_belong_to_its_kernel() -> None:
-    """Elementwise equations and their reductions follow a dot. Alone, they are kernels."""
-    follows = ["z = relu(y + 1)", "s = sum(z)"]
-    assert kernels(model([PRODUCT, *follows], "z, s", *FACTORS)) == (0, 1)
-    assert kernels(model(follows, "z, s", "y: [batch, hidden]")) == (2, 0)
+KERNELS: dict[str, list[tuple[list[str], str, tuple[str, ...], tuple[int, int]]]] = {
+    "elementwise equations and their reductions belong to the kernel of a dot; alone, they are kernels": [
+        ([PRODUCT, "z = relu(y + 1)", "s = sum(z)"], "z, s", FACTORS, (0, 1)),
+        (["z = relu(y + 1)", "s = sum(z)"], "z, s", ("y: [batch, hidden]",), (2, 0)),
+    ],
+    "an equation after a dot with other readers is a kernel, and a reduction still belongs to the dot": [
+        ([PRODUCT, "z = relu(y)"], "y, z", FACTORS, (1, 1)),
+        ([PRODUCT, "z = sum(y)"], "y, z", FACTORS, (0, 1)),
+    ],
+    "in a softmax, the kernel of the dot computes the maximum, and the next kernel the sum": [
+        ([PRODUCT, "z = sum(exp(y - max(y, over = hidden)), over = hidden)"], "z", FACTORS, (1, 1))
+    ],
+    "any number of equations may follow a dot": [([PRODUCT, *["y = tanh(y)"] * 1500], "y", FACTORS, (0, 1))],
+    "small operands of larger arrays are kernels, but for arguments and scalars": [
+        (["y = x * exp(sum(x, over = io))"], "y", FACTORS[:1], (3, 0)),
+        (["y = x * exp(z)"], "y", (*FACTORS[:1], "z: [batch]"), (1, 0)),
+        (["y = x * exp(sum(x))"], "y", FACTORS[:1], (2, 0)),
+    ],
+    "reductions of arrays with the same dimensions are one kernel, unless one needs the other": [
+        (["a = sum(x * x, over = io)", "b = max(x, over = batch)"], "a, b", FACTORS[:1], (1, 0)),
+        (["a = max(x)", "b = sum(x - a, over = io)"], "a, b", FACTORS[:1], (2, 0)),
+    ],
+}
+"""Rule -> statements, results, inputs, and the numbers of kernels without and with dots."""
 
 
-def test_an_equation_after_a_dot_with_other_readers_is_a_kernel() -> None:
-    """Reductions still belong to the kernel of the dot."""
-    assert kernels(model([PRODUCT, "z = relu(y)"], "y, z", *FACTORS)) == (1, 1)
-    assert kernels(model([PRODUCT, "z = sum(y)"], "y, z", *FACTORS)) == (0, 1)
-
-
-def test_readers_of_a_reduction_after_a_dot_are_another_kernel() -> None:
-    """In a softmax, the kernel of the dot computes the maximum, and the next kernel the sum."""
-    statements = [PRODUCT, "z = sum(exp(y - max(y, over = hidden)), over = hidden)"]
-    assert kernels(model(statements, "z", *FACTORS)) == (1, 1)
+@pytest.mark.parametrize("rule", KERNELS)
+def test_kernels(rule: str) -> None:
+    for statements, given, inputs, expected in KERNELS[rule]:
+        assert kernels(model(statements, given, *inputs)) == expected, statements
 
 
 def test_dots_compute_their_elementwise_operands() -> None:
@@ -103,26 +116,6 @@ def test_elementwise_kernels_have_their_own_rates() -> None:
     found = model(["a = sum(x, over = io)", "b = relu(x)"], "a, b", "x: [batch, io]")
     assert seconds_of(found, "relu") == [2 * ARRAY]
     assert seconds_of(found, "relu", reads=4.0, writes=2.0) == [ARRAY / 4 + ARRAY / 2]
-
-
-def test_any_number_of_equations_may_follow_a_dot() -> None:
-    follows = ["y = tanh(y)"] * 1500
-    assert kernels(model([PRODUCT, *follows], "y", *FACTORS)) == (0, 1)
-
-
-def test_small_operands_of_larger_arrays_are_kernels() -> None:
-    """Arguments and scalars start no kernel."""
-    x = "x: [batch, io]"
-    assert kernels(model(["y = x * exp(sum(x, over = io))"], "y", x)) == (3, 0)
-    assert kernels(model(["y = x * exp(z)"], "y", x, "z: [batch]")) == (1, 0)
-    assert kernels(model(["y = x * exp(sum(x))"], "y", x)) == (2, 0)
-
-
-def test_reductions_of_arrays_with_the_same_dimensions_are_one_kernel() -> None:
-    """Reductions of which one needs the other are two kernels."""
-    x = "x: [batch, io]"
-    assert kernels(model(["a = sum(x * x, over = io)", "b = max(x, over = batch)"], "a, b", x)) == (1, 0)
-    assert kernels(model(["a = max(x)", "b = sum(x - a, over = io)"], "a, b", x)) == (2, 0)
 
 
 def test_a_dot_with_a_rounded_result_waits_for_memory() -> None:

@@ -99,7 +99,7 @@ def geometries(draw: Any) -> tuple[int, int, dict[str, int]]:
 
 
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), database=None, derandomize=True
+    max_examples=16, deadline=None, suppress_health_check=list(HealthCheck), database=None, derandomize=True
 )
 @given(convolutions())
 def test_a_convolution_and_both_its_gradients_are_one_call_each(source: str) -> None:

@@ -44,7 +44,7 @@ def test_every_op_means_what_jax_says(name: str) -> None:
         )
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(move=moves(), seed=st.integers(0, 9))
 def test_distributed_arrays_assemble_to_the_original(move: Move, seed: int) -> None:
     shape = tuple(dim.size for dim in move.type.dims)

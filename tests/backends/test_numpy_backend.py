@@ -46,7 +46,6 @@ def run(program: Program, arrays: dict[str, Any], checked: bool = False) -> dict
 
 
 @pytest.mark.parametrize("name", CASES)
-@settings(max_examples=20)
 @given(placement=placements())
 def test_every_op_means_the_same_on_every_placement(name: str, placement: tuple[Mesh, Layout]) -> None:
     """The interpreter, before and after lowering, the module and the checked module have equal values and dtypes."""
@@ -123,7 +122,7 @@ def random_shards(type: TensorType, mesh: Mesh, seed: int) -> Shards:
     return Shards(mesh, type, tuple(arrays))
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(move=moves(), seed=st.integers(0, 9))
 def test_every_collective_does_what_its_types_say(move: Move, seed: int) -> None:
     """Results agree on every processor. Pending results have the same sum."""
@@ -138,7 +137,7 @@ def test_every_collective_does_what_its_types_say(move: Move, seed: int) -> None
     assert found.shape == stacked(result).shape
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(move=moves())
 def test_collectives_count_what_one_processor_puts_in(move: Move) -> None:
     module = load(generate(moved(move)))

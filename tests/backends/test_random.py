@@ -199,7 +199,7 @@ def parts(draw: Any) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
     return sizes, tuple(whole), start
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(parts())
 def test_the_index_is_the_global_one(drawn: Any) -> None:
     """The words of the global index are right for parts of arrays of any size."""

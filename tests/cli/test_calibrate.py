@@ -15,21 +15,11 @@ def test_calibration_writes_a_target(mtfc: Mtfc, folder: Path) -> None:
     assert (outcome.status, outcome.out) == (0, "")
     assert "dots: {" in Path("here.mtf").read_text("utf-8")
     assert mtfc("fmt", "--check", "here.mtf").status == 0
-    found = mtfc(
-        "simulate",
-        "model.mtf",
-        "--target",
-        "here.mtf",
-        "--mesh",
-        "all:1",
-        "--layout",
-        "replicated",
-        "--format",
-        "json",
-    )
+    asked = ("simulate", "model.mtf", "--target", "here.mtf")
+    found = mtfc(*asked, "--mesh", "all:1", "--layout", "replicated", "--format", "json")
     assert found.json["target"] == "here"
     assert found.json["step_seconds"] > 0
-    assert mtfc("simulate", "model.mtf", "--target", "here.mtf").status == 1  # two processors, one device
+    assert mtfc(*asked).status == 1  # two processors, one device
 
 
 @pytest.mark.parametrize(

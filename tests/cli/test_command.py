@@ -223,18 +223,8 @@ sys.exit(main(sys.argv[2:]))
 
 def search_interrupted_in(which: str, *options: str) -> subprocess.CompletedProcess[str]:
     """Run a search for a placement in a new process, interrupted before it simulates a known strategy."""
-    search = (
-        "search",
-        "model.mtf",
-        "--space",
-        "soap",
-        "--target",
-        "p100_cluster",
-        "--devices",
-        "2",
-        *options,
-    )
-    arguments = [sys.executable, "-c", INTERRUPTED_IN, which, *search]
+    search = ["search", "model.mtf", "--space", "soap", "--target", "p100_cluster", "--devices", "2"]
+    arguments = [sys.executable, "-c", INTERRUPTED_IN, which, *search, *options]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(arguments, text=True, capture_output=True, env=environment, check=False)
 

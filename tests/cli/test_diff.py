@@ -36,15 +36,6 @@ def test_on_a_machine_lines_add_up_to_the_difference_of_steps(mtfc: Mtfc) -> Non
     assert "time" not in mtfc("diff", "model.mtf").out
 
 
-def test_text_shows_lines_that_differ_and_how_they_send(mtfc: Mtfc) -> None:
-    outcome = mtfc("diff", "model.mtf", "--layout", "data", "--layout", "both")
-    assert (outcome.status, outcome.err) == (0, "")
-    assert "from layout data to layout both" in outcome.out
-    assert "y = einsum(x, w -> [batch, classes]) + bias" in outcome.out
-    assert "  both: " in outcome.out
-    assert outcome.out.splitlines()[-1].split()[0] == "all"
-
-
 def test_a_layout_differs_from_itself_in_nothing(mtfc: Mtfc) -> None:
     out = mtfc("diff", "model.mtf", "--layout", "both", "--layout", "both").out
     assert out.splitlines()[-1].strip() == "all"

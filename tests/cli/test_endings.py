@@ -160,19 +160,8 @@ def test_a_terminal_that_has_gone(
 def test_arrays_to_standard_output(files: Path, name: str) -> None:
     """Standard output is for the arrays alone: the report goes to standard error."""
     for training in ([], ["--train"]):
-        command = [
-            sys.executable,
-            "-m",
-            "mtfc",
-            "run",
-            "model.mtf",
-            "--data",
-            "data.npz",
-            *training,
-            "--save",
-            name,
-        ]
-        done = subprocess.run(command, capture_output=True, check=True)
+        run = ["run", "model.mtf", "--data", "data.npz", *training, "--save", name]
+        done = subprocess.run([sys.executable, "-m", "mtfc", *run], capture_output=True, check=True)
         with np.load(BytesIO(done.stdout)) as saved:
             assert set(saved.files) == ({"w", "bias", "loss"} if training else {"y", "loss"})
         assert b"loss " in done.stderr and not Path("-").exists()

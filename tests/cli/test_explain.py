@@ -7,13 +7,6 @@ from pathlib import Path
 from tests.cli.conftest import Mtfc
 
 
-def test_text(mtfc: Mtfc) -> None:
-    out = mtfc("explain", "model.mtf", "--layout", "both").out
-    assert "line 16  y = einsum(x, w -> [batch, classes]) + bias" in out
-    assert "io: cols" in out and "line 16 sums over io" in out
-    assert "Bytes that each rule has a part in" in out
-
-
 def test_nothing_is_sent(mtfc: Mtfc) -> None:
     assert "Nothing is sent." in mtfc("explain", "model.mtf", "--layout", "replicated").out
 

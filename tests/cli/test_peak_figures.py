@@ -33,17 +33,6 @@ def test_results_from_peak_figures_say_so(
     assert mtfc(*command, "--target", target, "--format", "json").json["peak_figures"] is is_peak
 
 
-def test_a_search_that_splits_nothing_says_why(mtfc: Mtfc) -> None:
-    out = mtfc("search", "model.mtf", "--target", "h100", "--devices", "2").out
-    assert "  note: nothing is split: " in out and "less, and communicates for " in out
-
-
-def test_a_search_that_splits_something_needs_no_reason(mtfc: Mtfc) -> None:
-    sizes = [f"--dim={name}={size}" for name, size in (("batch", 65536), ("io", 4096), ("classes", 4096))]
-    out = mtfc("search", "model.mtf", "--target", "h100", "--devices", "2", *sizes).out
-    assert "nothing is split" not in out
-
-
 def test_the_difference_of_why_not_says_so_too(mtfc: Mtfc) -> None:
     asked = ("--mesh", "line", "--target", "v100", "--why-not", "batch: all", "--format", "json")
     assert mtfc("search", "model.mtf", *asked).json["why_not"]["difference"]["peak_figures"] is True

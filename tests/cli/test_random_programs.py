@@ -29,7 +29,7 @@ verify {0}/tiling.mtf --backend numpy --layout found
 verify {0}/soap.mtf --backend numpy
 """
 
-EXAMPLES = 2
+EXAMPLES = 1
 """Each example takes about five seconds."""
 
 

@@ -99,17 +99,8 @@ def test_evaluations_weigh_batches_by_their_rows(mtfc: Mtfc, files: Path, batch:
     """The means over 7 rows are the same in batches of any size, even larger than 7."""
     options = ["--train", "--steps", "1", "--eval", "test.npz", "--params", "params.npz", "--format", "json"]
     np.savez("data.npz", **arrays(batch))
-    outcome = mtfc(
-        "run",
-        "model.mtf",
-        *options,
-        "--data",
-        "data.npz",
-        "--dim",
-        f"batch={batch}",
-        "--layout",
-        "replicated",
-    )
+    chosen = ("--data", "data.npz", "--dim", f"batch={batch}", "--layout", "replicated")
+    outcome = mtfc("run", "model.mtf", *options, *chosen)
     w, bias = trained([arrays(batch)], 1)[0].values()
     _, expected = forward(arrays(7, seed=2), w, bias)
     assert outcome.json["steps"][-1]["eval"]["loss"] == pytest.approx(expected, rel=1e-5)

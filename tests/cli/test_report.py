@@ -23,6 +23,7 @@ from mtfc.reports.page.document import SCRIPTS, document
 from mtfc.reports.page.run_data import MOST_STEPS, Points, thinned
 from tests.cli.conftest import Mtfc
 from tests.cli.model import MODEL
+from tests.cli.test_simulate_placement import TWO
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -238,24 +239,14 @@ def test_a_function_of_jax() -> None:
 
 # Placements
 
-PLACED = """
-dim batch = 8
-dim io = 16
-dim units = 4
-model two(x: [batch, io]) {
-  param w: [io, units] = zeros()
-  param v: [units, io] = zeros()
-  h = einsum(x, w -> [batch, units])
-  y = einsum(h, v -> [batch, io])
-  return y
-}
-hardware small = { device: { flops: { f32: 1e9 }, memory: 40000, bandwidth: 1e9, overhead: 1e-6 } }
-hardware box = {
-  device: { flops: { f32: 1e9 }, memory: 40000, bandwidth: 1e9, overhead: 1e-6 }
-  link wire: { kind: switch, size: 2, bandwidth: 1e6, latency: 1e-3 }
-}
-placement apart on 2 = { h: {} on [0], y: { batch: 2 } on [1, 0] }
-placement alone on 1 = {}
+PLACED = f"""{TWO}
+hardware small = {{ device: {{ flops: {{ f32: 1e9 }}, memory: 40000, bandwidth: 1e9, overhead: 1e-6 }} }}
+hardware box = {{
+  device: {{ flops: {{ f32: 1e9 }}, memory: 40000, bandwidth: 1e9, overhead: 1e-6 }}
+  link wire: {{ kind: switch, size: 2, bandwidth: 1e6, latency: 1e-3 }}
+}}
+placement apart on 2 = {{ h: {{}} on [0], y: {{ batch: 2 }} on [1, 0] }}
+placement alone on 1 = {{}}
 """
 
 

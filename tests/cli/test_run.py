@@ -59,26 +59,14 @@ def test_outputs(mtfc: Mtfc, files: Path, backend: str, layout: str) -> None:
 
 def test_several_batches_are_run_in_order_and_joined(mtfc: Mtfc, files: Path) -> None:
     np.savez("data.npz", **arrays(3))
-    outcome = mtfc(
-        "run",
-        "model.mtf",
-        "--data",
-        "data.npz",
-        "--params",
-        "params.npz",
-        "--save",
-        "out.npz",
-        "--format",
-        "json",
-    )
+    asked = ("run", "model.mtf", "--data", "data.npz", "--params", "params.npz", "--format", "json")
+    outcome = mtfc(*asked, "--save", "out.npz")
     y, _ = outputs(**arrays(3), w=W, bias=BIAS)
     with np.load("out.npz") as saved:
         np.testing.assert_allclose(saved["y"], y, rtol=1e-5, atol=1e-5)
         assert saved["loss"].shape == (3,)
         assert saved["loss"].tolist() == pytest.approx([step["loss"] for step in outcome.json["steps"]])
-    first = mtfc(
-        "run", "model.mtf", "--data", "data.npz", "--params", "params.npz", "--steps", "1", "--format", "json"
-    )
+    first = mtfc(*asked, "--steps", "1")
     assert [step["loss"] for step in first.json["steps"]] == [outcome.json["steps"][0]["loss"]]
 
 

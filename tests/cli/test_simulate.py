@@ -106,33 +106,26 @@ def test_trace(mtfc: Mtfc, folder: Path) -> None:
     assert threads == {"processor 0", *found["links"]}
 
 
-def test_a_trace_that_cannot_be_written(mtfc: Mtfc) -> None:
-    outcome = mtfc("simulate", "model.mtf", "--target", "h100", "--trace", "none/t.json")
-    assert (outcome.status, outcome.out) == (2, "")
-
-
 @pytest.mark.parametrize(
-    ("options", "code", "text"),
+    ("arguments", "status", "text"),
     [
-        (["--target", "h10"], "E313", "did you mean `h100`?"),
-        (["--target", "model.mtf"], "E313", "this file declares no hardware"),
-        (["--target", "p2_8xlarge", "--mesh", "all:16", "--layout", "replicated"], "E316", "has 8 devices"),
+        (["model.mtf", "--target", "h100", "--trace", "none/t.json"], 2, "none/t.json"),
+        (["model.mtf", "--target", "h10"], 1, "did you mean `h100`?"),
+        (["model.mtf", "--target", "model.mtf"], 1, "error[E313]: this file declares no hardware"),
+        (
+            ["model.mtf", "--target", "p2_8xlarge", "--mesh", "all:16", "--layout", "replicated"],
+            1,
+            "has 8 devices",
+        ),
+        (["model.mtf", "--target", "none.mtf"], 2, "cannot read none.mtf"),
+        (["model.mtf"], 2, "--target"),
+        (["--target", "h100"], 2, "mtfc: simulate takes a FILE; only --target list goes without one\n"),
     ],
 )
-def test_targets_that_cannot_be(mtfc: Mtfc, options: list[str], code: str, text: str) -> None:
-    outcome = mtfc("simulate", "model.mtf", *options)
-    assert outcome.status == 1
-    assert f"error[{code}]" in outcome.err
+def test_wrong_options(mtfc: Mtfc, arguments: list[str], status: int, text: str) -> None:
+    outcome = mtfc("simulate", *arguments)
+    assert (outcome.status, outcome.out) == (status, "")
     assert text in outcome.err
-
-
-def test_a_missing_file(mtfc: Mtfc) -> None:
-    outcome = mtfc("simulate", "model.mtf", "--target", "none.mtf")
-    assert (outcome.status, "cannot read none.mtf" in outcome.err) == (2, True)
-
-
-def test_no_target(mtfc: Mtfc) -> None:
-    assert mtfc("simulate", "model.mtf").status == 2
 
 
 def test_a_timeline_on_standard_output_stands_there_alone(mtfc: Mtfc) -> None:
@@ -153,12 +146,6 @@ def test_machines_are_listed_without_a_file(mtfc: Mtfc, folder: Path) -> None:
         "target": "box", "devices": 4, "flops": {"f32": 1e12}, "memory": 100, "links": ["wire"], "peak_figures": False,
     }  # fmt: skip
     assert own[1:] == found
-
-
-def test_all_else_takes_a_file(mtfc: Mtfc) -> None:
-    outcome = mtfc("simulate", "--target", "h100")
-    assert (outcome.status, outcome.out) == (2, "")
-    assert outcome.err == "mtfc: simulate takes a FILE; only --target list goes without one\n"
 
 
 def test_parameter_servers(mtfc: Mtfc) -> None:

@@ -94,20 +94,8 @@ def test_a_function_takes_the_figures_of_each_step(mtfc: Mtfc, folder: Path) -> 
 
 
 def test_the_evaluation_is_the_mean_over_all_batches(mtfc: Mtfc, folder: Path) -> None:
-    found = mtfc(
-        "train",
-        "model.mtf",
-        "--data",
-        "data.npz",
-        "--steps",
-        "3",
-        "--eval",
-        "test.npz",
-        "--dir",
-        "run",
-        "--format",
-        "json",
-    )
+    options = ("--data", "data.npz", "--steps", "3", "--eval", "test.npz", "--dir", "run")
+    found = mtfc("train", "model.mtf", *options, "--format", "json")
     p = api.compile("model.mtf", layout="both")
     state = p.init(0)
     steps = {each["step"]: each for each in records(folder / "run" / "metrics.jsonl")}
@@ -142,18 +130,8 @@ def test_averages_are_evaluated_beside_the_parameters(mtfc: Mtfc) -> None:
     found = mtfc("train", "model.mtf", "--data", "data.npz", "--eval", "test.npz", *average, *result).json
     assert found["eval"]["averaged_loss"] != found["eval"]["loss"]
     for name, options in (("loss", ()), ("averaged_loss", ("--averages",))):
-        run = mtfc(
-            "run",
-            "model.mtf",
-            *average,
-            "--params",
-            "run",
-            "--data",
-            "test.npz",
-            "--format",
-            "json",
-            *options,
-        )
+        given = ("--params", "run", "--data", "test.npz", "--format", "json")
+        run = mtfc("run", "model.mtf", *average, *given, *options)
         assert run.json["outputs"]["loss"]["mean"] == pytest.approx(found["eval"][name], rel=1e-5)
 
 

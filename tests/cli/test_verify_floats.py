@@ -52,10 +52,9 @@ def tamper(monkeypatch: pytest.MonkeyPatch, backend: str, pattern: str, replacem
     monkeypatch.setattr(BACKENDS[backend], "generate", tampered)
 
 
-@pytest.mark.parametrize("scale", ["1.0", "1e-4", "1e-30"])
-@pytest.mark.parametrize("backend", ["numpy", "jax"])
+@pytest.mark.parametrize(("backend", "scale"), [("numpy", "1.0"), ("numpy", "1e-30"), ("jax", "1e-4")])
 def test_a_gradient_that_is_not_all_reduced_is_found(
-    mtfc: Mtfc, folder: Path, monkeypatch: pytest.MonkeyPatch, scale: str, backend: str
+    mtfc: Mtfc, folder: Path, monkeypatch: pytest.MonkeyPatch, backend: str, scale: str
 ) -> None:
     (folder / "small.mtf").write_text(SMALL.replace("SCALE", scale))
     asked = ("verify", "small.mtf", "--backend", backend, "--format", "json")

@@ -80,6 +80,14 @@ class Editor:
         params = kind(text_document=lsp.TextDocumentIdentifier(uri), **arguments)
         return self.wait(self._ask(method, params))
 
+    def ask_at(self, method: str, uri: str, before: str, after: str = "", **arguments: Any) -> Any:
+        """Send a request about the place between two texts."""
+        return self.ask(method, uri, position=self.position(uri, before, after), **arguments)
+
+    def rename(self, uri: str, before: str, after: str, name: str) -> Any:
+        """Return the edit that renames the symbol at a place."""
+        return self.ask_at(lsp.TEXT_DOCUMENT_RENAME, uri, before, after, new_name=name)
+
     async def _ask(self, method: str, params: Any) -> Any:
         return await self.client.protocol.send_request_async(method, params)
 

@@ -29,7 +29,7 @@ WHOLE = lsp.Range(lsp.Position(0, 0), lsp.Position(1000, 0))
 
 
 def hover(editor: Editor, uri: str, before: str, after: str) -> str:
-    found = editor.ask(lsp.TEXT_DOCUMENT_HOVER, uri, position=editor.position(uri, before, after))
+    found = editor.ask_at(lsp.TEXT_DOCUMENT_HOVER, uri, before, after)
     return "" if found is None else found.contents.value
 
 
@@ -332,7 +332,7 @@ def test_completion(editor: Editor, text: str, there: list[str], absent: list[st
     uri = "untitled:completion"
     before, after = text.split("|")
     editor.open(uri, HEAD + before + after)
-    found = editor.ask(lsp.TEXT_DOCUMENT_COMPLETION, uri, position=editor.position(uri, HEAD + before))
+    found = editor.ask_at(lsp.TEXT_DOCUMENT_COMPLETION, uri, HEAD + before)
     labels = {item.label for item in found.items}
     assert set(there) <= labels
     assert labels.isdisjoint(absent)
@@ -344,7 +344,7 @@ def test_completion_replaces_the_word(editor: Editor) -> None:
     uri = "untitled:word"
     text = HEAD + "model m(x: [batch]) {\n  # 😀\n  y = nn.den(x)\n  return y\n}\n"
     editor.open(uri, text)
-    found = editor.ask(lsp.TEXT_DOCUMENT_COMPLETION, uri, position=editor.position(uri, "y = nn.den", "(x)"))
+    found = editor.ask_at(lsp.TEXT_DOCUMENT_COMPLETION, uri, "y = nn.den", "(x)")
     (dense,) = (item for item in found.items if item.label == "nn.dense")
     assert dense.detail == "nn.dense[d_in, d_out](x: [..., d_in]) -> [..., d_out]"
     assert "adds a bias" in dense.documentation.value
@@ -367,7 +367,7 @@ def test_signature_help(editor: Editor, call: str, label: str, active: int | Non
     uri = "untitled:signature"
     before = HEAD + "model m(x: [batch]) {\n  " + call.rstrip("|")
     editor.open(uri, before)
-    found = editor.ask(lsp.TEXT_DOCUMENT_SIGNATURE_HELP, uri, position=editor.position(uri, before))
+    found = editor.ask_at(lsp.TEXT_DOCUMENT_SIGNATURE_HELP, uri, before)
     (signature,) = found.signatures
     assert (signature.label, signature.active_parameter) == (label, active)
     assert all(parameter.label in label for parameter in signature.parameters)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lsprotocol import types as lsp
@@ -137,42 +138,35 @@ def test_definitions(
     column: int | None,
 ) -> None:
     uri = files[1]
-    found = editor.ask(lsp.TEXT_DOCUMENT_DEFINITION, uri, position=editor.position(uri, before, after))
+    found = editor.ask_at(lsp.TEXT_DOCUMENT_DEFINITION, uri, before, after)
     assert found.uri.endswith(f"/{file}.mtf")
     if line is not None:
         assert (found.range.start.line + 1, found.range.start.character + 1) == (line, column)
 
 
+def references(editor: Editor, uri: str, before: str, after: str, with_declaration: bool) -> Any:
+    context = lsp.ReferenceContext(include_declaration=with_declaration)
+    return editor.ask_at(lsp.TEXT_DOCUMENT_REFERENCES, uri, before, after, context=context)
+
+
 def test_references_are_in_both_files(editor: Editor, files: tuple[str, str]) -> None:
     module, main = files
-    position = editor.position(main, "common.twi", "ce")
-    context = lsp.ReferenceContext(include_declaration=True)
-    found = editor.ask(lsp.TEXT_DOCUMENT_REFERENCES, main, position=position, context=context)
+    found = references(editor, main, "common.twi", "ce", with_declaration=True)
     assert {(each.uri, each.range.start.line + 1) for each in found} == {(module, 2), (main, 9)}
-    context = lsp.ReferenceContext(include_declaration=False)
-    found = editor.ask(lsp.TEXT_DOCUMENT_REFERENCES, main, position=position, context=context)
+    found = references(editor, main, "common.twi", "ce", with_declaration=False)
     assert [each.uri for each in found] == [main]
 
 
 def test_references_of_the_library(editor: Editor, files: tuple[str, str]) -> None:
     """The library's own calls of a function are found too."""
-    main = files[1]
-    position = editor.position(main, "nn.layer_", "norm")
-    context = lsp.ReferenceContext(include_declaration=True)
-    found = editor.ask(lsp.TEXT_DOCUMENT_REFERENCES, main, position=position, context=context)
+    found = references(editor, files[1], "nn.layer_", "norm", with_declaration=True)
     places = {each.uri.rpartition("/")[2] for each in found}
     assert {"main.mtf", "nn.mtf", "transformer.mtf"} <= places
 
 
 def test_renaming_in_both_files(editor: Editor, files: tuple[str, str]) -> None:
     module, main = files
-    edit = editor.ask(
-        lsp.TEXT_DOCUMENT_RENAME,
-        main,
-        position=editor.position(main, "common.ba", "tch: rows"),
-        new_name="examples",
-    )
-    texts = editor.applied(edit)
+    texts = editor.applied(editor.rename(main, "common.ba", "tch: rows", "examples"))
     assert texts == {
         module: COMMON.replace("dim batch", "dim examples"),
         main: MAIN.replace("common.batch", "common.examples"),
@@ -197,12 +191,11 @@ def test_renaming(
     editor: Editor, files: tuple[str, str], before: str, after: str, name: str, count: int
 ) -> None:
     main = files[1]
-    position = editor.position(main, before, after)
     if not name:
         with pytest.raises(JsonRpcException, match="module"):
-            editor.ask(lsp.TEXT_DOCUMENT_PREPARE_RENAME, main, position=position)
+            editor.ask_at(lsp.TEXT_DOCUMENT_PREPARE_RENAME, main, before, after)
         return
-    edit = editor.ask(lsp.TEXT_DOCUMENT_RENAME, main, position=position, new_name=name)
+    edit = editor.rename(main, before, after, name)
     assert len(edit.changes[main]) == count
     texts = editor.applied(edit)
     for uri in sorted(texts, key=lambda uri: uri == main):
@@ -225,15 +218,11 @@ def test_renaming(
 def test_refused_renamings(
     editor: Editor, files: tuple[str, str], before: str, after: str, name: str, reason: str | None
 ) -> None:
-    main = files[1]
-    ask = lambda: editor.ask(  # noqa: E731
-        lsp.TEXT_DOCUMENT_RENAME, main, position=editor.position(main, before, after), new_name=name
-    )
     if reason is None:
-        assert ask().changes
+        assert editor.rename(files[1], before, after, name).changes
     else:
         with pytest.raises(JsonRpcException, match=reason):
-            ask()
+            editor.rename(files[1], before, after, name)
 
 
 def test_shared_parameters_and_gradients(editor: Editor) -> None:
@@ -244,14 +233,9 @@ def test_shared_parameters_and_gradients(editor: Editor) -> None:
         "  z = nn.dense[d_out = b](x) sharing tower\n  loss = mean(y * z)\n  g = gradients(loss, [x])\n  return g\n}\n"
     )
     assert editor.open(uri, text) == []
-    edit = editor.ask(
-        lsp.TEXT_DOCUMENT_RENAME, uri, position=editor.position(uri, "as ", "tower"), new_name="pillar"
-    )
+    edit = editor.rename(uri, "as ", "tower", "pillar")
     assert editor.applied(edit)[uri] == text.replace("tower", "pillar")
-    edit = editor.ask(
-        lsp.TEXT_DOCUMENT_RENAME, uri, position=editor.position(uri, "m(", "x: ["), new_name="given"
-    )
-    new = editor.applied(edit)[uri]
+    new = editor.applied(editor.rename(uri, "m(", "x: [", "given"))[uri]
     assert new.count("given") == 4
     assert editor.edit(uri, (None, new)) == []
 
@@ -268,15 +252,11 @@ def test_patterns_protect_parameters(editor: Editor) -> None:
     text = text.replace("  optimizer", '  optimizer for "w" = sgd(learning_rate = 1.0)\n  optimizer')
     assert editor.open(uri, text) == []
     with pytest.raises(JsonRpcException, match="would lead to an error"):
-        editor.ask(
-            lsp.TEXT_DOCUMENT_RENAME, uri, position=editor.position(uri, "param ", "w:"), new_name="weight"
-        )
+        editor.rename(uri, "param ", "w:", "weight")
 
 
 def test_syntax_errors_refuse_a_renaming(editor: Editor, files: tuple[str, str]) -> None:
     main = files[1]
     editor.edit(main, (None, MAIN + "model ) {\n"))
     with pytest.raises(JsonRpcException, match="syntax errors"):
-        editor.ask(
-            lsp.TEXT_DOCUMENT_RENAME, main, position=editor.position(main, "dim ", "io = 4"), new_name="d"
-        )
+        editor.rename(main, "dim ", "io = 4", "d")

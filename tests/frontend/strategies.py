@@ -32,6 +32,10 @@ JUNK = (
 )  # fmt: skip
 
 
+def node(kind: type[Any], *fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.builds(kind, st.just(HERE), *fields)
+
+
 @cache
 def names() -> st.SearchStrategy[ast.Name]:
     return st.sampled_from(NAMES).map(lambda text: ast.Name(HERE, text))
@@ -49,74 +53,64 @@ def tuples(of: st.SearchStrategy[Any], least: int = 0, most: int = 3) -> st.Sear
 
 @cache
 def dim_lists() -> st.SearchStrategy[ast.DimList]:
-    return st.builds(ast.DimList, st.just(HERE), tuples(dotted() | st.just(ast.Ellipsis(HERE))))
+    return node(ast.DimList, tuples(dotted() | st.just(ast.Ellipsis(HERE))))
 
 
 @cache
 def expressions() -> st.SearchStrategy[ast.Expr]:
-    here = st.just(HERE)
     floats = st.floats(min_value=0, allow_nan=False, allow_infinity=False)
     leaves = (
-        st.builds(ast.Int, here, st.integers(0, 2**63 - 1))
-        | st.builds(ast.Float, here, floats)
-        | st.builds(ast.Bool, here, st.booleans())
+        node(ast.Int, st.integers(0, 2**63 - 1))
+        | node(ast.Float, floats)
+        | node(ast.Bool, st.booleans())
         | dotted()
     )
     return st.recursive(leaves, _compound, max_leaves=8)
 
 
 def _compound(parts: st.SearchStrategy[ast.Expr]) -> st.SearchStrategy[ast.Expr]:
-    here = st.just(HERE)
     return (
-        st.builds(ast.Unary, here, st.sampled_from(("-", "not")), parts)
-        | st.builds(ast.Binary, here, st.sampled_from(TWO_SIDED), parts, parts)
+        node(ast.Unary, st.sampled_from(("-", "not")), parts)
+        | node(ast.Binary, st.sampled_from(TWO_SIDED), parts, parts)
         | calls(parts)
     )
 
 
 def calls(parts: st.SearchStrategy[ast.Expr]) -> st.SearchStrategy[ast.Call]:
-    here = st.just(HERE)
-    values = parts | dim_lists() | st.builds(ast.Tuple, here, tuples(parts, 2))
-    arguments = values | st.builds(ast.Arrow, here, parts, dotted() | dim_lists())
-    keywords = tuples(st.builds(ast.Keyword, here, names(), values)).map(
+    values = parts | dim_lists() | node(ast.Tuple, tuples(parts, 2))
+    arguments = values | node(ast.Arrow, parts, dotted() | dim_lists())
+    keywords = tuples(node(ast.Keyword, names(), values)).map(
         lambda found: tuple({keyword.name.text: keyword for keyword in found}.values())
     )
-    bindings = st.builds(ast.DimBinding, here, names(), dotted())
+    bindings = node(ast.DimBinding, names(), dotted())
     maybe = st.none() | names()
-    return st.builds(
-        ast.Call, here, dotted(), tuples(bindings, 0, 2), tuples(arguments), keywords, maybe, maybe
-    )
+    return node(ast.Call, dotted(), tuples(bindings, 0, 2), tuples(arguments), keywords, maybe, maybe)
 
 
 @cache
 def types() -> st.SearchStrategy[ast.Type]:
-    return st.builds(
-        ast.Type, st.just(HERE), st.none() | names(), tuples(dotted() | st.just(ast.Ellipsis(HERE)))
-    )
+    return node(ast.Type, st.none() | names(), tuples(dotted() | st.just(ast.Ellipsis(HERE))))
 
 
 @cache
 def statements() -> st.SearchStrategy[ast.Statement]:
-    here = st.just(HERE)
     simple: st.SearchStrategy[ast.Statement] = (
-        st.builds(ast.Assign, here, tuples(names(), 1, 2), expressions())
-        | st.builds(ast.Param, here, names(), types(), expressions())
-        | st.builds(ast.State, here, names(), st.none() | types(), expressions())
-        | st.builds(ast.StateUpdate, here, names(), expressions())
-        | st.builds(ast.Watch, here, tuples(expressions(), 1))
-        | st.builds(ast.Return, here, tuples(expressions(), 1))
-        | st.builds(ast.Yield, here, names(), expressions())
-        | st.builds(ast.DimDecl, here, names(), expressions())
+        node(ast.Assign, tuples(names(), 1, 2), expressions())
+        | node(ast.Param, names(), types(), expressions())
+        | node(ast.State, names(), st.none() | types(), expressions())
+        | node(ast.StateUpdate, names(), expressions())
+        | node(ast.Watch, tuples(expressions(), 1))
+        | node(ast.Return, tuples(expressions(), 1))
+        | node(ast.Yield, names(), expressions())
+        | node(ast.DimDecl, names(), expressions())
     )
-    slices = st.builds(ast.SliceBinding, here, names(), expressions())
+    slices = node(ast.SliceBinding, names(), expressions())
     condition = st.none() | expressions()
     return st.recursive(
         simple,
         lambda inner: (
-            st.builds(
-                ast.Repeat, here, dotted(), st.booleans(), tuples(slices, 0, 2), condition, tuples(inner)
-            )
-            | st.builds(ast.Scan, here, tuples(slices, 1, 2), dotted(), condition, tuples(inner))
+            node(ast.Repeat, dotted(), st.booleans(), tuples(slices, 0, 2), condition, tuples(inner))
+            | node(ast.Scan, tuples(slices, 1, 2), dotted(), condition, tuples(inner))
         ),
         max_leaves=4,
     )
@@ -124,123 +118,90 @@ def statements() -> st.SearchStrategy[ast.Statement]:
 
 @cache
 def rules() -> st.SearchStrategy[tuple[ast.SplitRule, ...]]:
-    every = st.builds(ast.Every, st.just(HERE))
-    return tuples(st.builds(ast.SplitRule, st.just(HERE), dotted() | every, tuples(names(), 1)))
+    every = node(ast.Every)
+    return tuples(node(ast.SplitRule, dotted() | every, tuples(names(), 1)))
 
 
 @cache
 def device_sets() -> st.SearchStrategy[ast.DeviceSet]:
-    here, number = st.just(HERE), st.builds(ast.Int, st.just(HERE), st.integers(0, 2**63 - 1))
-    ranges = st.builds(ast.DeviceRange, here, number, number)
-    return (
-        expressions()
-        | ranges
-        | st.builds(ast.DevicesOfKind, here, dotted(), tuples(expressions() | ranges, 1, 3))
-    )
+    number = node(ast.Int, st.integers(0, 2**63 - 1))
+    ranges = node(ast.DeviceRange, number, number)
+    return expressions() | ranges | node(ast.DevicesOfKind, dotted(), tuples(expressions() | ranges, 1, 3))
 
 
 @cache
 def figures() -> st.SearchStrategy[tuple[ast.HardwareFigure, ...]]:
     """Generate figures of hardware, with tables within tables."""
-    here = st.just(HERE)
     pairs = tuples(expressions(), 2).map(lambda items: ast.Tuple(HERE, items))
-    plain = expressions() | pairs | st.builds(ast.DeviceList, here, tuples(device_sets(), 0, 3))
-    by_size = st.builds(ast.HardwareFigure, here, st.builds(ast.Int, here, st.integers(0, 2**63 - 1)), plain)
-    tables = st.builds(ast.HardwareFigures, here, tuples(by_size))
-    inner = st.builds(ast.HardwareFigure, here, names(), plain | tables)
-    nested = st.builds(ast.HardwareFigures, here, tuples(inner, 0, 2))
-    return tuples(st.builds(ast.HardwareFigure, here, names(), plain | nested), 0, 3)
+    plain = expressions() | pairs | node(ast.DeviceList, tuples(device_sets(), 0, 3))
+    by_size = node(ast.HardwareFigure, node(ast.Int, st.integers(0, 2**63 - 1)), plain)
+    tables = node(ast.HardwareFigures, tuples(by_size))
+    inner = node(ast.HardwareFigure, names(), plain | tables)
+    nested = node(ast.HardwareFigures, tuples(inner, 0, 2))
+    return tuples(node(ast.HardwareFigure, names(), plain | nested), 0, 3)
 
 
 @cache
 def declarations() -> st.SearchStrategy[ast.Declaration]:
-    here = st.just(HERE)
     body = tuples(statements(), 0, 4)
-    axes = st.builds(ast.MeshAxis, here, names(), expressions())
-    inputs = st.builds(ast.Input, here, names(), types())
-    fn_args = st.builds(ast.FnArg, here, names(), st.none() | types(), st.none() | expressions())
+    axes = node(ast.MeshAxis, names(), expressions())
+    inputs = node(ast.Input, names(), types())
+    fn_args = node(ast.FnArg, names(), st.none() | types(), st.none() | expressions())
     return (
-        st.builds(ast.ImportDecl, here, names())
-        | st.builds(ast.DimDecl, here, names(), expressions())
-        | st.builds(ast.MeshDecl, here, names(), tuples(axes))
+        node(ast.ImportDecl, names())
+        | node(ast.DimDecl, names(), expressions())
+        | node(ast.MeshDecl, names(), tuples(axes))
         | layouts()
         | placements()
         | machines()
-        | st.builds(ast.ModelDecl, here, names(), tuples(inputs), body)
-        | st.builds(ast.FnDecl, here, names(), tuples(names()), tuples(fn_args), tuples(types(), 1), body)
-        | st.builds(
-            ast.OptimizerDecl, here, names(), tuples(fn_args), names(), st.none() | types(), names(), body
-        )
+        | node(ast.ModelDecl, names(), tuples(inputs), body)
+        | node(ast.FnDecl, names(), tuples(names()), tuples(fn_args), tuples(types(), 1), body)
+        | node(ast.OptimizerDecl, names(), tuples(fn_args), names(), st.none() | types(), names(), body)
         | training()
     )
 
 
 def degrees() -> st.SearchStrategy[ast.Degree]:
-    return st.builds(ast.Degree, st.just(HERE), dotted(), expressions())
+    return node(ast.Degree, dotted(), expressions())
 
 
 def layouts() -> st.SearchStrategy[ast.LayoutDecl]:
-    here = st.just(HERE)
-    rule_sets = st.none() | st.builds(ast.RuleSet, here, rules())
-    values = st.builds(ast.ValueRules, here, dotted(), rules())
-    pipelines = st.builds(ast.PipelineRule, here, dotted(), st.booleans(), tuples(degrees()))
-    allows = tuples(st.builds(ast.Allow, here, names()), 0, 2)
-    parts = st.builds(
-        ast.PartRules,
-        here,
-        tuples(dotted(), 1, 2),
-        names(),
-        rules(),
-        rule_sets,
-        rule_sets,
-        tuples(values, 0, 2),
-        tuples(pipelines, 0, 2),
-        allows,
-    )
-    split = st.builds(ast.SplitRule, here, dotted(), tuples(names(), 1))
-    numbers = st.builds(ast.Int, here, st.integers(0, 999))
-    form_entries = split | st.builds(ast.FormFigure, here, dotted(), numbers)
-    return st.builds(
-        ast.LayoutDecl,
-        here,
-        names(),
-        tuples(names(), 0, 2),
-        st.none() | names(),
-        rules(),
-        rule_sets,
-        rule_sets,
-        tuples(values, 0, 2),
-        tuples(pipelines, 0, 2),
-        tuples(parts, 0, 2),
-        st.none() | st.builds(ast.FormSet, here, tuples(form_entries)),
-        allows,
-    )
+    rule_sets = st.none() | node(ast.RuleSet, rules())
+    values = node(ast.ValueRules, dotted(), rules())
+    pipelines = node(ast.PipelineRule, dotted(), st.booleans(), tuples(degrees()))
+    allows = tuples(node(ast.Allow, names()), 0, 2)
+    sections = (rules(), rule_sets, rule_sets, tuples(values, 0, 2), tuples(pipelines, 0, 2))
+    parts = node(ast.PartRules, tuples(dotted(), 1, 2), names(), *sections, allows)
+    split = node(ast.SplitRule, dotted(), tuples(names(), 1))
+    numbers = node(ast.Int, st.integers(0, 999))
+    form_entries = split | node(ast.FormFigure, dotted(), numbers)
+    forms = st.none() | node(ast.FormSet, tuples(form_entries))
+    on = (names(), tuples(names(), 0, 2), st.none() | names())
+    return node(ast.LayoutDecl, *on, *sections, tuples(parts, 0, 2), forms, allows)
 
 
 def placements() -> st.SearchStrategy[ast.PlacementDecl]:
-    here, counts, devices = st.just(HERE), tuples(expressions(), 0, 2), tuples(device_sets())
-    placed = st.builds(ast.OperatorPlacement, here, dotted(), counts, tuples(degrees()), devices)
-    return st.builds(ast.PlacementDecl, here, names(), expressions(), tuples(placed, 0, 3))
+    counts, devices = tuples(expressions(), 0, 2), tuples(device_sets())
+    placed = node(ast.OperatorPlacement, dotted(), counts, tuples(degrees()), devices)
+    return node(ast.PlacementDecl, names(), expressions(), tuples(placed, 0, 3))
 
 
 def machines() -> st.SearchStrategy[ast.HardwareDecl]:
-    here = st.just(HERE)
-    devices = tuples(st.builds(ast.DeviceDecl, here, names(), figures()), 0, 2)
-    links = tuples(st.builds(ast.LinkDecl, here, names(), figures()))
-    return st.builds(ast.HardwareDecl, here, names(), figures(), devices, links)
+    devices = tuples(node(ast.DeviceDecl, names(), figures()), 0, 2)
+    links = tuples(node(ast.LinkDecl, names(), figures()))
+    return node(ast.HardwareDecl, names(), figures(), devices, links)
 
 
 def training() -> st.SearchStrategy[ast.TrainDecl]:
-    here = st.just(HERE)
-    precision_rules = tuples(st.builds(ast.PrecisionRule, here, names(), expressions()))
-    precision = st.none() | st.builds(ast.Precision, here, precision_rules)
+    precision_rules = tuples(node(ast.PrecisionRule, names(), expressions()))
+    precision = st.none() | node(ast.Precision, precision_rules)
     settings = (st.none() | names(), st.none() | expressions(), precision)
-    pattern = st.builds(ast.Pattern, here, st.text("abcxyz_.*?[]!-0", max_size=8))
+    pattern = node(ast.Pattern, st.text("abcxyz_.*?[]!-0", max_size=8))
     patterns = tuples(pattern, 1)
-    group = st.builds(ast.OptimizerFor, here, patterns, expressions()) | st.builds(ast.Frozen, here, patterns)
+    group = node(ast.OptimizerFor, patterns, expressions()) | node(ast.Frozen, patterns)
     numbers = [st.none() | expressions()] * 4
     reported = st.none() | tuples(names(), 1)
-    return st.builds(ast.TrainDecl, here, names(), *settings, *numbers, reported, tuples(group, 0, 3))
+    return node(ast.TrainDecl, names(), *settings, *numbers, reported, tuples(group, 0, 3))
 
 
 @cache

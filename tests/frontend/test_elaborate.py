@@ -11,6 +11,7 @@ from mtfc.compiler.ir.verifier import verify
 from mtfc.frontend.elaborate import Module, elaborate
 from mtfc.frontend.syntax.parser import parse
 from mtfc.reports.diagnostic_text import render
+from tests.frontend.test_layouts import SOURCE
 
 FILE = "file.mtf"
 
@@ -232,31 +233,7 @@ def test_a_model_is_chosen() -> None:
     assert [program.name for program in load(source, model="two").programs] == ["two"]
 
 
-TRAINED = """
-dim batch = 8; dim io = 4
-mesh line = [all: 4]
-mesh grid = [rows: 2, cols: 2]
-layout whole on line = {}
-layout both on grid = {
-  batch: (rows, cols)
-  params: { io: cols }, optimizer: { io: rows }
-  value y: { io: cols }
-}
-model net(x: [batch, io]) {
-  param w: [io] = uniform(low = -0.5, high = 1 / 2)
-  param b: [io] = constant(0.25)
-  y = x * w + b
-  loss = mean(square(y))
-  return loss
-}
-train net {
-  minimize loss
-  optimizer = momentum(learning_rate = 2 * 1e-3)
-  precision = { compute: bf16 }
-  clip = 1
-  accumulate = 4
-}
-"""
+TRAINED = SOURCE.replace("1e-3)\n", "1e-3)\n  precision = { compute: bf16 }\n  clip = 1\n  accumulate = 4\n")
 
 
 def test_training_is_complete() -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import singledispatch
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import attrs
 
 from mtfc.frontend.syntax import ast
 
 
-@singledispatch
 def source(node: ast.Node) -> str:
-    raise TypeError(node)
+    """Return the text of a node by its form: a template with the names of fields, or a function."""
+    form = FORMS[type(node)]
+    return form.format_map(Fields(node)) if isinstance(form, str) else form(node)
 
 
 def listed(nodes: Iterable[ast.Node]) -> str:
@@ -21,335 +24,156 @@ def block(body: Iterable[ast.Node]) -> str:
     return "{\n" + "".join(f"{source(statement)}\n" for statement in body) + "}"
 
 
-@source.register
-def _(node: ast.File) -> str:
-    return "".join(f"{source(declaration)}\n" for declaration in node.declarations)
+@attrs.frozen
+class Fields:
+    """The fields of a node as text: several nodes are a list, and the statements of a body a block."""
+
+    node: ast.Node
+
+    def __getitem__(self, name: str) -> str:
+        value = getattr(self.node, name)
+        if isinstance(value, tuple):
+            return block(value) if name == "body" else listed(value)
+        return source(value) if isinstance(value, ast.Node) else str(value)
 
 
-# Expressions
+def given(before: str, node: ast.Node | Iterable[ast.Node] | None, after: str = "") -> str:
+    """Return the text of a part that may be absent, between two texts."""
+    if not node:
+        return ""
+    return f"{before}{source(node) if isinstance(node, ast.Node) else listed(node)}{after}"
 
 
-@source.register(ast.Int | ast.Float)
-def _(node: ast.Int | ast.Float) -> str:
-    return repr(node.value)
+def condition(node: ast.Repeat | ast.Scan) -> str:
+    return given("while ", node.condition, " ")
 
 
-@source.register
-def _(node: ast.Bool) -> str:
-    return "true" if node.value else "false"
-
-
-@source.register(ast.Name | ast.Path)
-def _(node: ast.Name | ast.Path) -> str:
-    return node.text
-
-
-@source.register
-def _(node: ast.Ellipsis) -> str:
-    return "..."
-
-
-@source.register
-def _(node: ast.Unary) -> str:
-    return f"({node.op} {source(node.operand)})"
-
-
-@source.register
-def _(node: ast.Binary) -> str:
-    return f"({source(node.left)} {node.op} {source(node.right)})"
-
-
-@source.register
-def _(node: ast.DimList) -> str:
-    return f"[{listed(node.dims)}]"
-
-
-@source.register
-def _(node: ast.Tuple) -> str:
-    return f"({listed(node.items)})"
-
-
-@source.register
-def _(node: ast.Arrow) -> str:
-    return f"{source(node.source)} -> {source(node.target)}"
-
-
-@source.register
-def _(node: ast.Keyword) -> str:
-    return f"{source(node.name)} = {source(node.value)}"
-
-
-@source.register
-def _(node: ast.DimBinding) -> str:
-    return f"{source(node.generic)} = {source(node.dim)}"
-
-
-@source.register
-def _(node: ast.Call) -> str:
-    bindings = f"[{listed(node.bindings)}]" if node.bindings else ""
-    scope = f" as {source(node.scope)}" if node.scope else ""
-    scope += f" sharing {source(node.shared)}" if node.shared else ""
-    return f"{source(node.function)}{bindings}({listed((*node.arguments, *node.keywords))}){scope}"
-
-
-@source.register
-def _(node: ast.Type) -> str:
-    return f"{source(node.dtype) if node.dtype else ''}[{listed(node.dims)}]"
-
-
-# Statements
-
-
-@source.register
-def _(node: ast.Assign) -> str:
-    return f"{listed(node.targets)} = {source(node.value)}"
-
-
-@source.register
-def _(node: ast.Param) -> str:
-    return f"param {source(node.name)}: {source(node.type)} = {source(node.init)}"
-
-
-@source.register
-def _(node: ast.State) -> str:
-    type = f": {source(node.type)}" if node.type else ""
-    return f"state {source(node.name)}{type} = {source(node.value)}"
-
-
-@source.register
-def _(node: ast.Watch) -> str:
-    return f"watch {listed(node.values)}"
-
-
-@source.register
-def _(node: ast.StateUpdate) -> str:
-    return f"update {source(node.name)} = {source(node.value)}"
-
-
-@source.register
-def _(node: ast.Return) -> str:
-    return f"return {listed(node.values)}"
-
-
-@source.register
-def _(node: ast.Yield) -> str:
-    return f"yield {source(node.name)} = {source(node.value)}"
-
-
-@source.register
-def _(node: ast.SliceBinding) -> str:
-    return f"{source(node.name)} = {source(node.source)}"
-
-
-@source.register
-def _(node: ast.Repeat) -> str:
+def repeat(node: ast.Repeat) -> str:
     checkpoint = "checkpoint " if node.checkpoint else ""
-    slices = f"with {listed(node.slices)} " if node.slices else ""
-    return f"repeat {source(node.dim)} {checkpoint}{slices}{_condition(node)}{block(node.body)}"
+    slices = given("with ", node.slices, " ")
+    return f"repeat {source(node.dim)} {checkpoint}{slices}{condition(node)}{block(node.body)}"
 
 
-@source.register
-def _(node: ast.Scan) -> str:
-    return f"scan {listed(node.slices)} along {source(node.dim)} {_condition(node)}{block(node.body)}"
+def call(node: ast.Call) -> str:
+    scope = given(" as ", node.scope) + given(" sharing ", node.shared)
+    arguments = listed((*node.arguments, *node.keywords))
+    return f"{source(node.function)}{given('[', node.bindings, ']')}({arguments}){scope}"
 
 
-def _condition(node: ast.Repeat | ast.Scan) -> str:
-    return "" if node.condition is None else f"while {source(node.condition)} "
-
-
-# Declarations
-
-
-@source.register
-def _(node: ast.ImportDecl) -> str:
-    return f"import {source(node.name)}"
-
-
-@source.register
-def _(node: ast.DimDecl) -> str:
-    return f"dim {source(node.name)} = {source(node.size)}"
-
-
-@source.register
-def _(node: ast.MeshDecl) -> str:
-    return f"mesh {source(node.name)} = [{listed(node.axes)}]"
-
-
-@source.register
-def _(node: ast.MeshAxis) -> str:
-    return f"{source(node.name)}: {source(node.size)}"
-
-
-@source.register
-def _(node: ast.FormFigure) -> str:
-    return f"{source(node.key)}: {source(node.number)}"
-
-
-@source.register
-def _(node: ast.LayoutDecl) -> str:
-    entries = rules_of(node)
-    entries += [source(value) for value in node.values]
-    entries += [source(pipeline) for pipeline in node.pipelines]
-    entries += [source(part) for part in node.parts]
+def layout(node: ast.LayoutDecl) -> str:
+    entries = [*rules_of(node), *map(source, (*node.values, *node.pipelines, *node.parts))]
     entries += [f"forms: {{{listed(node.forms.entries)}}}"] if node.forms else []
-    entries += [source(allow) for allow in node.allows]
-    mesh = f" on {source(node.mesh)}" if node.mesh else ""
-    models = f" for {', '.join(map(source, node.models))}" if node.models else ""
+    entries += map(source, node.allows)
+    mesh, models = given(" on ", node.mesh), given(" for ", node.models)
     both = f"{mesh}{models}" if len(entries) % 2 else f"{models}{mesh}"
     return f"layout {source(node.name)}{both} = {{{', '.join(entries)}}}"
 
 
 def rules_of(node: ast.LayoutDecl | ast.PartRules) -> list[str]:
     sections = (("params", node.params), ("optimizer", node.optimizer))
-    return [
-        *(source(rule) for rule in node.rules),
-        *(f"{key}: {source(section)}" for key, section in sections if section),
-    ]
+    return [*map(source, node.rules), *(f"{key}: {source(section)}" for key, section in sections if section)]
 
 
-@source.register
-def _(node: ast.PartRules) -> str:
+def part(node: ast.PartRules) -> str:
     names = source(node.paths[0]) if len(node.paths) == 1 else f"({listed(node.paths)})"
     entries = [*rules_of(node), *map(source, (*node.values, *node.pipelines, *node.misplaced))]
     return f"part {names} on {source(node.mesh)}: {{{', '.join(entries)}}}"
 
 
-@source.register
-def _(node: ast.PipelineRule) -> str:
-    return f"pipeline {source(node.loop)}{' checkpoint' * node.checkpoint}: {{{listed(node.cuts)}}}"
+def hardware(node: ast.HardwareDecl) -> str:
+    return f"hardware {source(node.name)} = {{{listed((*node.devices, *node.links, *node.figures))}}}"
 
 
-@source.register
-def _(node: ast.Allow) -> str:
-    return f"allow {source(node.code)}"
-
-
-@source.register
-def _(node: ast.SplitRule) -> str:
-    return f"{source(node.dim)}: ({listed(node.axes)})"
-
-
-@source.register
-def _(node: ast.Every) -> str:
-    return "*"
-
-
-@source.register(ast.RuleSet | ast.Precision)
-def _(node: ast.RuleSet | ast.Precision) -> str:
-    return f"{{{listed(node.rules)}}}"
-
-
-@source.register
-def _(node: ast.ValueRules) -> str:
-    return f"value {source(node.path)}: {{{listed(node.rules)}}}"
-
-
-@source.register
-def _(node: ast.PlacementDecl) -> str:
-    return f"placement {source(node.name)} on {source(node.devices)} = {{{listed(node.operators)}}}"
-
-
-@source.register
-def _(node: ast.OperatorPlacement) -> str:
-    indices = f"[{listed(node.indices)}]" if node.indices else ""
-    return f"{source(node.path)}{indices}: {{{listed(node.degrees)}}} on [{listed(node.devices)}]"
-
-
-@source.register
-def _(node: ast.Degree) -> str:
-    return f"{source(node.dim)}: {source(node.parts)}"
-
-
-@source.register
-def _(node: ast.HardwareDecl) -> str:
-    entries = [*map(source, node.devices), *map(source, node.links), *map(source, node.figures)]
-    return f"hardware {source(node.name)} = {{{', '.join(entries)}}}"
-
-
-@source.register
-def _(node: ast.DeviceDecl) -> str:
-    return f"device {source(node.name)}: {{{listed(node.figures)}}}"
-
-
-@source.register
-def _(node: ast.DeviceList) -> str:
-    return f"[{listed(node.devices)}]"
-
-
-@source.register
-def _(node: ast.DeviceRange) -> str:
-    return f"{source(node.first)}..{source(node.last)}"
-
-
-@source.register
-def _(node: ast.DevicesOfKind) -> str:
-    return f"{source(node.kind)}[{listed(node.numbers)}]"
-
-
-@source.register
-def _(node: ast.LinkDecl) -> str:
-    return f"link {source(node.name)}: {{{listed(node.figures)}}}"
-
-
-@source.register
-def _(node: ast.HardwareFigure) -> str:
-    return f"{source(node.key)}: {source(node.value)}"
-
-
-@source.register
-def _(node: ast.HardwareFigures) -> str:
-    return f"{{{listed(node.entries)}}}"
-
-
-@source.register
-def _(node: ast.ModelDecl) -> str:
-    return f"model {source(node.name)}({listed(node.inputs)}) {block(node.body)}"
-
-
-@source.register
-def _(node: ast.Input) -> str:
-    return f"{source(node.name)}: {source(node.type)}"
-
-
-@source.register
-def _(node: ast.FnDecl) -> str:
-    generics = f"[{listed(node.generics)}]" if node.generics else ""
-    head = f"fn {source(node.name)}{generics}({listed(node.args)})"
+def function(node: ast.FnDecl) -> str:
+    head = f"fn {source(node.name)}{given('[', node.generics, ']')}({listed(node.args)})"
     return f"{head} -> ({listed(node.results)}) {block(node.body)}"
 
 
-@source.register
-def _(node: ast.FnArg) -> str:
-    type_ = f": {source(node.type)}" if node.type else ""
-    default = f" = {source(node.default)}" if node.default else ""
-    return f"{source(node.name)}{type_}{default}"
-
-
-@source.register
-def _(node: ast.OptimizerDecl) -> str:
-    pattern = f": {source(node.pattern)}" if node.pattern else ""
-    operands = f"{source(node.parameter)}{pattern}, {source(node.gradient)}"
+def optimizer(node: ast.OptimizerDecl) -> str:
+    operands = f"{source(node.parameter)}{given(': ', node.pattern)}, {source(node.gradient)}"
     return f"optimizer {source(node.name)}({listed(node.hypers)}) ({operands}) {block(node.body)}"
 
 
-@source.register
-def _(node: ast.PrecisionRule) -> str:
-    return f"{source(node.use)}: {source(node.value)}"
-
-
-@source.register
-def _(node: ast.TrainDecl) -> str:
-    settings = {
-        key: getattr(node, key)
-        for key in ("optimizer", "precision", "accumulate", "weigh_by", "clip", "average")
-    }
-    entries = [f"{key} = {source(value)}" for key, value in settings.items() if value]
-    entries += [f"minimize {source(node.minimize)}"] if node.minimize else []
+def train(node: ast.TrainDecl) -> str:
+    keys = ("optimizer", "precision", "accumulate", "weigh_by", "clip", "average")
+    entries = [given(f"{key} = ", getattr(node, key)) for key in keys]
+    entries += [given("minimize ", node.minimize)]
     for group in node.groups:
         patterns = ", ".join(f'"{pattern.text}"' for pattern in group.patterns)
         is_frozen = isinstance(group, ast.Frozen)
         entries.append(
             f"frozen {patterns}" if is_frozen else f"optimizer for {patterns} = {source(group.optimizer)}"
         )
-    entries += [f"report {', '.join(map(source, node.report))}"] if node.report else []
-    return f"train {source(node.model)} {{\n" + "".join(f"{entry}\n" for entry in entries) + "}"
+    entries += [given("report ", node.report)]
+    return f"train {source(node.model)} {{\n" + "".join(f"{entry}\n" for entry in entries if entry) + "}"
+
+
+FORMS: dict[type[ast.Node], str | Callable[[Any], str]] = {
+    ast.File: lambda node: "".join(f"{source(declaration)}\n" for declaration in node.declarations),
+    # expressions
+    ast.Int: "{value}",
+    ast.Float: "{value}",
+    ast.Bool: lambda node: "true" if node.value else "false",
+    ast.Name: "{text}",
+    ast.Path: "{text}",
+    ast.Ellipsis: "...",
+    ast.Unary: "({op} {operand})",
+    ast.Binary: "({left} {op} {right})",
+    ast.DimList: "[{dims}]",
+    ast.Tuple: "({items})",
+    ast.Arrow: "{source} -> {target}",
+    ast.Keyword: "{name} = {value}",
+    ast.DimBinding: "{generic} = {dim}",
+    ast.Call: call,
+    ast.Type: lambda node: f"{given('', node.dtype)}[{listed(node.dims)}]",
+    # statements
+    ast.Assign: "{targets} = {value}",
+    ast.Param: "param {name}: {type} = {init}",
+    ast.State: lambda node: f"state {source(node.name)}{given(': ', node.type)} = {source(node.value)}",
+    ast.Watch: "watch {values}",
+    ast.StateUpdate: "update {name} = {value}",
+    ast.Return: "return {values}",
+    ast.Yield: "yield {name} = {value}",
+    ast.SliceBinding: "{name} = {source}",
+    ast.Repeat: repeat,
+    ast.Scan: lambda node: (
+        f"scan {listed(node.slices)} along {source(node.dim)} {condition(node)}{block(node.body)}"
+    ),
+    # declarations
+    ast.ImportDecl: "import {name}",
+    ast.DimDecl: "dim {name} = {size}",
+    ast.MeshDecl: "mesh {name} = [{axes}]",
+    ast.MeshAxis: "{name}: {size}",
+    ast.FormFigure: "{key}: {number}",
+    ast.LayoutDecl: layout,
+    ast.PartRules: part,
+    ast.PipelineRule: lambda node: (
+        f"pipeline {source(node.loop)}{' checkpoint' * node.checkpoint}: {{{listed(node.cuts)}}}"
+    ),
+    ast.Allow: "allow {code}",
+    ast.SplitRule: "{dim}: ({axes})",
+    ast.Every: "*",
+    ast.RuleSet: "{{{rules}}}",
+    ast.Precision: "{{{rules}}}",
+    ast.PrecisionRule: "{use}: {value}",
+    ast.ValueRules: "value {path}: {{{rules}}}",
+    ast.PlacementDecl: "placement {name} on {devices} = {{{operators}}}",
+    ast.OperatorPlacement: lambda node: (
+        f"{source(node.path)}{given('[', node.indices, ']')}: {{{listed(node.degrees)}}} on [{listed(node.devices)}]"
+    ),
+    ast.Degree: "{dim}: {parts}",
+    ast.HardwareDecl: hardware,
+    ast.DeviceDecl: "device {name}: {{{figures}}}",
+    ast.DeviceList: "[{devices}]",
+    ast.DeviceRange: "{first}..{last}",
+    ast.DevicesOfKind: "{kind}[{numbers}]",
+    ast.LinkDecl: "link {name}: {{{figures}}}",
+    ast.HardwareFigure: "{key}: {value}",
+    ast.HardwareFigures: "{{{entries}}}",
+    ast.ModelDecl: "model {name}({inputs}) {body}",
+    ast.Input: "{name}: {type}",
+    ast.FnDecl: function,
+    ast.FnArg: lambda node: f"{source(node.name)}{given(': ', node.type)}{given(' = ', node.default)}",
+    ast.OptimizerDecl: optimizer,
+    ast.TrainDecl: train,
+}

@@ -42,7 +42,7 @@ TESTS = {
      "tests/backends/test_value_and_grad.py"),
     "mtfc/compiler/passes/partition": (*PASSES, "tests/properties/test_pending_sums.py", "tests/test_pending_factors.py",
      "tests/properties/test_passes.py", *EXACT),
-    "mtfc/compiler/passes/spatial": (*PASSES, "tests/test_halos.py", "tests/properties/test_spatial.py"),
+    "mtfc/compiler/passes/spatial": (*PASSES, "tests/test_halos.py", "tests/properties/test_kinds.py"),
     "mtfc/compiler/passes": (*PASSES, "tests/test_training_flag.py", "tests/properties/test_passes.py", *EXACT),
     "mtfc/compiler/ir/ops": ("tests/ir", *PASSES, "tests/backends/test_op_gradients.py", "tests/backends/test_dtypes.py",
      "tests/test_diagnostics.py", "tests/test_halos.py", "tests/backends/test_interpreter.py", *EXACT,

@@ -30,6 +30,9 @@ from mtfc.compiler.passes.simplify import TABLE, RewriteContext, simplified
 
 DTYPES = ("f16", "bf16", "f32", "f64", "i32", "u32", "bool")
 
+HALVED = ("f16", "f64")
+"""Dtypes whose elementwise ops take every second form: `bf16` and `f32` have them all."""
+
 A, B, C, D = Dim("a", 2), Dim("b", 16), Dim("c", 3), Dim("d", 2)
 """Sums are over `a`: two numbers have the same sum in any order."""
 
@@ -158,7 +161,8 @@ def conditions(c: Case) -> list[Value | None]:
 
 def elementwise_case(c: Case, op: str) -> None:
     (count,) = OPS[op].arity
-    operands: list[Sequence[Value | None]] = [forms(c)] * count
+    found = forms(c)
+    operands: list[Sequence[Value | None]] = [found[::2] if c.dtype in HALVED else found] * count
     if op in ("where", "mask"):
         operands[0] = conditions(c)
         truths = [c.number(truth) for truth in (True, False)]

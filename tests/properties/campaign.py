@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from tests.properties.failures import failure
 
-EXAMPLES = 12
-FEW_EXAMPLES = 6
+EXAMPLES = 8
+FEW_EXAMPLES = 4
 """The number of examples where each takes about a second."""
 
 Check = Callable[[Any], None]

@@ -28,7 +28,7 @@ from tests.harness import HasSource, load
 from tests.properties.campaign import holds_for
 from tests.search.layout_bounds import NODES, SLOW_CORES, SLOW_LINKS, SLOW_TPU, effects_of
 
-PROGRAMS = 40
+PROGRAMS = 24
 """Programs of each kind; `make fuzz` tries more."""
 
 ROUNDING = 1 + 1e-9

@@ -26,15 +26,16 @@ from tests.properties.campaign import holds_for
 @holds_for(programs())
 def test_simulation_of_all_processors_gives_the_results(program: HasSource) -> None:
     """Every processor computes all outputs; processors that should agree are compared bit by bit."""
-    _check_results(program, checked=True)
+    _check(program, checked=True)
 
 
 @holds_for(programs())
-def test_simulation_that_shares_replicated_work_gives_the_results(program: HasSource) -> None:
-    _check_results(program, checked=False)
+def test_simulation_gives_the_results_and_sends_what_cost_predicts(program: HasSource) -> None:
+    """Processors share replicated work."""
+    _check(program, checked=False)
 
 
-def _check_results(program: HasSource, checked: bool) -> None:
+def _check(program: HasSource, checked: bool) -> None:
     module = load(program.source)
     (original,) = module.programs
     for of, name in functions(original):
@@ -43,25 +44,19 @@ def _check_results(program: HasSource, checked: bool) -> None:
         expected = interpret(whole.function(name), whole, arrays)
         for layout in module.layouts:
             placed = lower(original, layout.mesh, layout.layout, of)
-            actual = call(numpy_module(placed, checked), placed.function(name), arrays)
+            backend = numpy_module(placed, checked)
+            actual = call(backend, placed.function(name), arrays)
             tolerance(original).check(actual, expected, f"{layout.name}: {name} on NumPy")
+            if not checked:
+                assert _sent(backend) == predicted(placed, name), f"{layout.name}: {name}"
+                backend = numpy_module(placed, checked)
+                forward = placed.function("forward")
+                call(backend, forward, exact_data(forward, seed=4))
+                assert _sent(backend) == predicted(placed, "forward"), f"{layout.name}: forward"
 
 
-@holds_for(programs())
-def test_simulation_sends_what_cost_predicts(program: HasSource) -> None:
-    module = load(program.source)
-    (original,) = module.programs
-    for of, name in functions(original):
-        for layout in module.layouts:
-            placed = lower(original, layout.mesh, layout.layout, of)
-            for each in ("forward", name):
-                assert _sent(placed, each) == predicted(placed, each), f"{layout.name}: {each}"
-
-
-def _sent(program: Program, function: str) -> dict[str, dict[str, Any]]:
-    """Return the figures of one processor's communication when the function runs once: kind -> figures."""
-    backend = numpy_module(program, checked=False)
-    call(backend, program.function(function), exact_data(program.function(function), seed=4))
+def _sent(backend: Any) -> dict[str, dict[str, Any]]:
+    """Return the figures of one processor's communication since the module was loaded: kind -> figures."""
     return {kind: figures for kind, figures in backend.SENT.items() if figures["count"]}
 
 

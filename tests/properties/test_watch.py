@@ -90,6 +90,6 @@ test_simulation_gives_results = holds_for(WATCHED, EXAMPLES)(
     test_numpy.test_simulation_of_all_processors_gives_the_results.check
 )
 test_simulation_sends_what_cost_predicts = holds_for(WATCHED, 1)(
-    test_numpy.test_simulation_sends_what_cost_predicts.check
+    test_numpy.test_simulation_gives_the_results_and_sends_what_cost_predicts.check
 )
 test_jax_gives_results = holds_for(SINGLE_PRECISION, 1)(test_jax.test_jax_gives_the_results.check)

@@ -171,17 +171,14 @@ def wait_for_step(folder: Path, step: int) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize(("count", "layout"), [(2, "crossed"), (4, "both")])
-def test_losses_are_those_of_one_process(
-    files: Path, reference: Sequence[float], count: int, layout: str
-) -> None:
-    options = ("--steps", "6", "--dir", "run", "--layout", layout, "--save-every", "3", "--format", "json")
+def test_losses_are_those_of_one_process(files: Path, reference: Sequence[float]) -> None:
+    options = ("--steps", "6", "--dir", "run", "--layout", "crossed", "--save-every", "3", "--format", "json")
     evaluation = ("--eval", "test.npz")
-    ended = Group(files, count, *options, *evaluation).ended()
-    assert [status for status, _, _ in ended] == [OK] * count, ended
+    ended = Group(files, 4, *options, *evaluation).ended()
+    assert [status for status, _, _ in ended] == [OK] * 4, ended
     np.testing.assert_allclose(curve(files / "run"), reference[:6], rtol=1e-5)
     assert json.loads(ended[0][1])["eval"]["loss"] > 0
-    assert [out for _, out, _ in ended[1:]] == [""] * (count - 1)  # process 0 alone prints
+    assert [out for _, out, _ in ended[1:]] == [""] * 3  # process 0 alone prints
     alone(
         files, "--steps", "12", "--dir", "run", "--layout", "both"
     )  # one process goes on where several stopped
@@ -367,21 +364,12 @@ ON_FUNCTION = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("end", "own", "other"),
-    [
-        ("return", "own:batches ends after 5 batches", "own:batches ends after 5 batches"),
-        ("raise OSError('the disk has gone')", "raised OSError: the disk has gone", "the disk has gone"),
-    ],
-)
-def test_data_that_end_in_one_process_end_all_at_the_same_step(
-    files: Path, end: str, own: str, other: str
-) -> None:
-    (files / "own.py").write_text(FUNCTION.replace("END", end))
+def test_data_that_end_in_one_process_end_all_at_the_same_step(files: Path) -> None:
+    (files / "own.py").write_text(FUNCTION.replace("END", "raise OSError('the disk has gone')"))
     group = Group(files, 2, *ON_FUNCTION)
     (first, _, err), (second, _, last) = group.ended()
-    assert own in last
-    assert first == ENVIRONMENT and group.name(1) in err and other in err
+    assert "raised OSError: the disk has gone" in last
+    assert first == ENVIRONMENT and group.name(1) in err and "the disk has gone" in err
     assert second == USAGE
     assert [each.name for each in (files / "run" / "checkpoints").iterdir()] == ["5"]
     assert len(curve(files / "run")) == 5

@@ -1,6 +1,6 @@
 """A training run that is killed at random moments: the same command goes on, and in the end has the bits of a run in one piece.
 
-`make kill-test` kills 50 times, `make test` 5 times. `make kill-test` also kills runs in a remote folder.
+`make kill-test` kills 50 times, `make test` 4 times. `make kill-test` also kills runs in a remote folder.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests import xla
 from tests.command_server import Started
 from tests.training.object_store import ROOT
 
-KILLS = int(os.environ.get("KILLS", "5"))
+KILLS = int(os.environ.get("KILLS", "4"))
 STEPS = 40 + 12 * KILLS
 
 MODEL = """
