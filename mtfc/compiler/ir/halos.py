@@ -105,6 +105,11 @@ class NeededRange:
         """Elements of the halo behind; negative if no block is needed to its end."""
         return max(self.starts) + self.size - self.split.inner.size
 
+    @property
+    def sent(self) -> int:
+        """Elements of both halos."""
+        return self.left + max(0, self.right)
+
 
 def needed_range(
     b: BlockRewriter, eqn: Equation, source: Dim, target: Dim, first: int, stride: int = 1, extent: int = 1
@@ -115,11 +120,14 @@ def needed_range(
     """
     axes = b.axes(eqn, source)
     split = b.split(eqn, source) if axes == b.axes(eqn, target) else None
-    if split is None:
-        return None
-    count = target.size // split.blocks.size
+    return split and range_of(split, target.size, first, stride, extent)
+
+
+def range_of(split: Split, size: int, first: int, stride: int = 1, extent: int = 1) -> NeededRange | None:
+    """Return the range for a result of `size` elements that is split as the source; None if the halos are too large."""
+    count = size // split.blocks.size
     found = NeededRange(split, first, stride * count - split.inner.size, stride * (count - 1) + extent)
-    return found if found.left + max(0, found.right) <= source.size - split.inner.size else None
+    return found if found.sent <= split.dim.size - split.inner.size else None
 
 
 def take_range(b: BlockRewriter, x: Value, needed: NeededRange, fill: float = 0) -> Part:
