@@ -120,7 +120,7 @@ def needed_range(
     """
     axes = b.axes(eqn, source)
     split = b.split(eqn, source) if axes == b.axes(eqn, target) else None
-    return split and range_of(split, target.size, first, stride, extent)
+    return None if split is None else range_of(split, target.size, first, stride, extent)
 
 
 def range_of(split: Split, size: int, first: int, stride: int = 1, extent: int = 1) -> NeededRange | None:

@@ -133,7 +133,7 @@ def _updates_rows(step: AppliedPrimitive) -> bool:
         updates.shape[place] == table.shape[k]
         for place, k in zip(numbers.windows, numbers.window(table), strict=True)
     )
-    return whole and j in numbers.gone and _mode(step) != "clip"
+    return whole and j in numbers.gone
 
 
 def _link_scatter(linker: Linker, step: AppliedPrimitive) -> None:
@@ -155,6 +155,7 @@ def _updates(emitter: JaxprEmitter, step: AppliedPrimitive) -> tuple[Value, Valu
     """Return indices and updates with all their dimensions, the dimension that they point into, and the table's others."""
     table, (j,) = step.operands[0], index_numbers(step).axes
     ids, updates = emitter.whole(emitter.operand(step, 1), step.axes(1)), emitter.operand(step, 2)
+    ids = _clamped(emitter, ids, table.shape[j] - 1) if _mode(step) == "clip" else ids
     inner = emitter.dims.of(f for k in range(len(table.shape)) if k != j for f in table.axes[k])
     gathered = (*ids.type.dims, *(d for d in inner if d not in ids.type.dims))
     return ids, emitter.with_dims(updates, gathered), emitter.single(table.axes[j]), tuple(inner)
@@ -171,35 +172,49 @@ def _emit_scatter(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Val
     return (emitter.elementwise("add", emitter.operand(step, 0), found),)
 
 
-def _is_small_set(step: AppliedPrimitive) -> bool:
-    """Accept updates of which all indices can be compared with all places in no more operations than the table has elements."""
-    if not (_updates_rows(step) and step.operands[0].dtype in NUMBERS | BOOL):
+FEW = 64
+"""Updates that are compared with all places of any table, and with each other."""
+
+COMBINING = {"sub": "sum", "mul": "prod", "maximum": "max", "minimum": "min"}
+"""Op of old and new elements -> the reduction of updates at one place."""
+
+
+def _is_small_update(step: AppliedPrimitive) -> bool:
+    """Accept few updates, or elements that are set by no more comparisons of indices and places than the table has elements."""
+    op, dtypes = _op(step), NUMBERS if _op(step) else NUMBERS | BOOL
+    if op is None or step.operands[0].dtype not in dtypes or not _updates_rows(step):
         return False
     (table, ids, _), numbers = step.operands, index_numbers(step)
     own = prod(size for i, size in enumerate(ids.shape[:-1]) if i not in numbers.batch.values())
-    return 1 < own * table.shape[numbers.axes[0]] <= prod(table.shape)
+    return 1 < own <= (FEW if op else max(FEW, prod(table.shape) // table.shape[numbers.axes[0]]))
 
 
-def _emit_set(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
+def _emit_update(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     """Take the last update that points at a place, or else the table's element. Nothing is sent if the places are split."""
-    build, (j,) = emitter.build, index_numbers(step).axes
+    build, (j,), op, table = emitter.build, index_numbers(step).axes, _op(step), emitter.operand(step, 0)
     ids, updates, dim, inner = _updates(emitter, step)
     own = tuple(each for each in ids.type.dims if each not in inner)
-    one = own[0] if len(own) == 1 else emitter.dims.new("updates", prod(each.size for each in own))
+    one, other = (emitter.dims.new("updates", prod(each.size for each in own)) for _ in range(2))
 
-    def flat(x: Value) -> Value:
+    def flat(x: Value, dim: Dim) -> Value:
         rest = tuple(each for each in x.type.dims if each not in own)
-        return build("reshape", build.ordered(x, (*own, *rest)), dims=(one, *rest))
+        return build("reshape", build.ordered(x, (*own, *rest)), dims=(dim, *rest))
 
     first, nothing = build.constant(1, "i32"), build.constant(0, "i32")
     ids = ids if ids.type.dtype == "i32" else build("cast", ids, dtype="i32")
-    is_here = emitter.elementwise("eq", flat(ids), build("range", dim=dim))
+    new = flat(updates, one)
+    if op:  # every update at a place becomes that of all
+        is_same = emitter.elementwise("eq", flat(ids, one), flat(ids, other))
+        neutral = new if op in ("maximum", "minimum") else build.like(int(op == "mul"), new)
+        terms = emitter.elementwise("where", is_same, flat(updates, other), neutral)
+        new = build(COMBINING[op], terms, over=(other,))
+    is_here = emitter.elementwise("eq", flat(ids, one), build("range", dim=dim))
     number = emitter.elementwise("where", is_here, build("add", build("range", dim=one), first), nothing)
     last = build("max", number, over=(one,))
-    found = build("gather", flat(updates), build("sub", last, first), dim=one)
-    is_set = emitter.parted(build("gt", last, nothing), dim, step.operands[0].axes[j])
-    found = emitter.parted(found, dim, step.operands[0].axes[j])
-    return (emitter.elementwise("where", is_set, found, emitter.operand(step, 0)),)
+    found, is_set = build("gather", new, build("sub", last, first), dim=one), build("gt", last, nothing)
+    found, is_set = (emitter.parted(x, dim, step.operands[0].axes[j]) for x in (found, is_set))
+    found = emitter.elementwise(op, table, found) if op else found
+    return (emitter.elementwise("where", is_set, found, table),)
 
 
 # dynamic slices
@@ -372,8 +387,8 @@ def _emit_part(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]
     return (new if here is None else emitter.elementwise("where", here, new, value),)
 
 
-SET = PrimitiveRule(_link_scatter, _emit_set, lambda step: _op(step) == "" and _is_small_set(step))
-PART = PrimitiveRule(_link_part, _emit_part, _is_one_part, otherwise=SET)
+UPDATE = PrimitiveRule(_link_scatter, _emit_update, _is_small_update)
+PART = PrimitiveRule(_link_part, _emit_part, _is_one_part, otherwise=UPDATE)
 SCATTER = PrimitiveRule(
     _link_scatter, _emit_scatter, lambda step: _op(step) == "add" and _is_plain_scatter(step), otherwise=PART
 )
