@@ -135,6 +135,33 @@ def _may_add(first: float, second: float, merged: float, dtype: str) -> bool:
     return not (comes_back and max(abs(first), abs(second)) >= 2.0**bits)
 
 
+# Sums of single terms
+
+
+def on_bits(function: Function) -> dict[Value, Text]:
+    """Return the texts of sums of lookups: one processor has each element, and the others 0, so the sum is that of the bits."""
+    makers = {value: eqn for eqn in walk(function.body) for value in eqn.results}
+
+    def is_lookup(x: Value) -> bool:
+        maker = makers.get(x)
+        if maker is not None and OPS[maker.op].storage == "view":
+            return is_lookup(maker.operands[0])
+        is_read = maker is not None and OPS[maker.op].storage == "lookup" and x.type.dtype in ("f32", "f64")
+        return is_read and maker is not None and not maker.operands[0].type.pending
+
+    sums = [eqn for eqn in makers.values() if has_trait(eqn, "all_reduce", "reduce_scatter")]
+    return {eqn.results[0]: _of_bits for eqn in sums if all(map(is_lookup, eqn.operands))}
+
+
+def _of_bits(code: Code) -> str:
+    """Return `sum_bits(lambda x: lax.psum(x, "cols"), x)`."""
+    text = OPS[code.eqn.op].jax
+    assert callable(text)
+    names = [f"x[{i}]" for i in range(len(code.args))] if len(code.args) > 1 else ["x"]
+    given = code.args[0] if len(code.args) == 1 else f"({', '.join(code.args)})"
+    return f"sum_bits(lambda x: {text(attrs.evolve(code, args=tuple(names)))}, {given})"
+
+
 # Gradients by JAX
 
 

@@ -1,6 +1,7 @@
 """Steps that move the elements of an axis: `jnp.roll`, and zeros beside a slice that make an array of the old length.
 
-The length of the slice divides no mesh axis, so a layout would gather the array. A `shift` sends what leaves a processor.
+The length of the slice divides no mesh axis, so a layout would gather the array. A `shift` sends what leaves a processor. Equal
+parts that change places stay as they are: their axis gets factors.
 """
 
 from __future__ import annotations
@@ -19,9 +20,7 @@ def find_shifts(body: Body) -> None:
     """Change the steps of a body, and of the bodies inside."""
     makers: Makers = {}
     for i, step in enumerate(body.steps):
-        if not (step.has_keys or step.has_carried) and (
-            move := _rolled(step, makers) or _padded(step, makers)
-        ):
+        if not (step.has_keys or step.has_carried) and (move := _move(step, makers)):
             x, *numbers = move
             params = dict(zip(("axis", "by", "wrap"), numbers, strict=True))
             body.steps[i] = step = attrs.evolve(step, primitive="shift", operands=(x,), params=params)
@@ -34,42 +33,30 @@ def find_shifts(body: Body) -> None:
             body.steps[i] = attrs.evolve(step, primitive="empty")  # it would cut axes in two
 
 
-Move = tuple[Operand, int, int, bool]
-"""An array, an axis, by how many places elements move, and whether those that leave the axis come back at the other end."""
+def _move(step: AppliedPrimitive, makers: Makers) -> tuple[Operand, int, int, bool] | None:
+    """Return an array, an axis, by how many places elements move, and whether those that leave the axis come back.
 
-
-def _rolled(step: AppliedPrimitive, makers: Makers) -> Move | None:
-    """Accept the end of an axis in front of the rest."""
-    if step.primitive != "concatenate" or len(step.operands) != 2:
-        return None
-    j, shape, number = step.params["dimension"], step.results[0].shape, step.operands[0].shape
-    tail, head = (_part(x, j, makers) for x in step.operands)
-    is_whole = tail[0] is head[0] and (tail[2], head[1]) == (shape[j], 0) and tail[0].shape == shape
-    return (tail[0], j, number[j], True) if is_whole and 2 * number[j] != shape[j] else None
-
-
-def _padded(step: AppliedPrimitive, makers: Makers) -> Move | None:
-    """Accept as many zeros on one side of an array as it lacks on the other."""
+    Accept as many zeros on one side of an array as it lacks on the other, or what it lacks there.
+    """
     if step.primitive == "pad":
-        x, zeros = step.operands
-        config = step.params["padding_config"]
+        x, other = step.operands
+        sides = {j: each for j, each in enumerate(step.params["padding_config"]) if any(each)}
     elif step.primitive == "concatenate" and len(step.operands) == 2:
-        is_first = _is_zero(step.operands[0], makers)
-        zeros, x = step.operands if is_first else step.operands[::-1]
-        size = zeros.shape[step.params["dimension"]]
-        config = [(0, 0, 0)] * len(x.shape)
-        config[step.params["dimension"]] = (size, 0, 0) if is_first else (0, size, 0)
+        other, x = step.operands if (swaps := not _is_zero(step.operands[1], makers)) else step.operands[::-1]
+        size = other.shape[j := step.params["dimension"]]
+        sides = {j: (size, 0, 0) if swaps else (0, size, 0)}
     else:
         return None
-    padded = [j for j, each in enumerate(config) if tuple(each) != (0, 0, 0)]
-    if len(padded) != 1 or not _is_zero(zeros, makers):
+    if len(sides) != 1:
         return None
-    (j,), (shape,) = padded, (each.shape for each in step.results)
-    low, high, interior = config[j]
-    whole, start, stop = _part(x, j, makers)
+    ((j, (low, high, interior)),) = sides.items()
+    (whole, start, stop), shape = _part(x, j, makers), step.results[0].shape
     by, kept = int(low) - start, (start - min(low, 0), stop + min(high, 0))
-    is_moved = by and not interior and whole.shape == shape
-    return (whole, j, by, False) if is_moved and kept == (max(-by, 0), shape[j] - max(by, 0)) else None
+    is_part = kept[1] - kept[0] > 1 and shape[j] % (kept[1] - kept[0]) == 0
+    if not by or interior or is_part or whole.shape != shape or kept != (max(-by, 0), shape[j] - max(by, 0)):
+        return None
+    wraps = step.primitive == "concatenate" and _part(other, j, makers) == (whole, shape[j] - by, shape[j])
+    return (whole, j, by, wraps) if wraps or _is_zero(other, makers) else None
 
 
 def _part(x: Operand, axis: int, makers: Makers) -> tuple[Operand, int, int]:
@@ -78,13 +65,12 @@ def _part(x: Operand, axis: int, makers: Makers) -> tuple[Operand, int, int]:
     if maker is not None and maker.primitive == "split" and maker.params["axis"] == axis:
         *_, start, stop = accumulate(maker.params["sizes"][: maker.results.index(x) + 1], initial=0)
         return maker.operands[0], start, stop
-    if (
-        maker is None
-        or maker.primitive != "slice"
-        or any(each != 1 for each in maker.params["strides"] or ())
-    ):
-        return x, 0, x.shape[axis]
-    return maker.operands[0], maker.params["start_indices"][axis], maker.params["limit_indices"][axis]
+    if maker is not None and maker.primitive == "slice" and {*(maker.params["strides"] or (1,))} == {1}:
+        return maker.operands[0], maker.params["start_indices"][axis], maker.params["limit_indices"][axis]
+    if maker is not None and maker.primitive == "pad" and max(map(max, maker.params["padding_config"])) == 0:
+        low, high, _ = maker.params["padding_config"][axis]
+        return maker.operands[0], -int(low), maker.operands[0].shape[axis] + int(high)
+    return x, 0, x.shape[axis]
 
 
 def _is_zero(x: Operand, makers: Makers) -> bool:
