@@ -143,9 +143,8 @@ def on_bits(function: Function) -> dict[Value, Text]:
     makers = {value: eqn for eqn in walk(function.body) for value in eqn.results}
 
     def is_lookup(x: Value) -> bool:
-        maker = makers.get(x)
-        if maker is not None and OPS[maker.op].storage == "view":
-            return is_lookup(maker.operands[0])
+        while (maker := makers.get(x)) is not None and OPS[maker.op].storage == "view":
+            x = maker.operands[0]
         is_read = maker is not None and OPS[maker.op].storage == "lookup" and x.type.dtype in ("f32", "f64")
         return is_read and maker is not None and not maker.operands[0].type.pending
 
@@ -157,9 +156,10 @@ def _of_bits(code: Code) -> str:
     """Return `sum_bits(lambda x: lax.psum(x, "cols"), x)`."""
     text = OPS[code.eqn.op].jax
     assert callable(text)
-    names = [f"x[{i}]" for i in range(len(code.args))] if len(code.args) > 1 else ["x"]
-    given = code.args[0] if len(code.args) == 1 else f"({', '.join(code.args)})"
-    return f"sum_bits(lambda x: {text(attrs.evolve(code, args=tuple(names)))}, {given})"
+    several, given = len(code.args) > 1, ", ".join(code.args)
+    names = tuple(f"x[{i}]" if several else "x" for i in range(len(code.args)))
+    given = f"({given})" if several else given
+    return f"sum_bits(lambda x: {text(attrs.evolve(code, args=names))}, {given})"
 
 
 # Gradients by JAX

@@ -6,7 +6,6 @@ parts that change places stay as they are: their axis gets factors.
 
 from __future__ import annotations
 
-from itertools import accumulate
 from math import copysign
 
 import attrs
@@ -62,15 +61,18 @@ def _move(step: AppliedPrimitive, makers: Makers) -> tuple[Operand, int, int, bo
 def _part(x: Operand, axis: int, makers: Makers) -> tuple[Operand, int, int]:
     """Return the array that an array is a part of along an axis, with the part's start and stop."""
     maker = makers.get(x)
-    if maker is not None and maker.primitive == "split" and maker.params["axis"] == axis:
-        *_, start, stop = accumulate(maker.params["sizes"][: maker.results.index(x) + 1], initial=0)
-        return maker.operands[0], start, stop
-    if maker is not None and maker.primitive == "slice" and {*(maker.params["strides"] or (1,))} == {1}:
-        return maker.operands[0], maker.params["start_indices"][axis], maker.params["limit_indices"][axis]
-    if maker is not None and maker.primitive == "pad" and max(map(max, maker.params["padding_config"])) == 0:
-        low, high, _ = maker.params["padding_config"][axis]
-        return maker.operands[0], -int(low), maker.operands[0].shape[axis] + int(high)
-    return x, 0, x.shape[axis]
+    if maker is None:
+        return x, 0, x.shape[axis]
+    if maker.primitive == "split" and maker.params["axis"] == axis:
+        start = sum(maker.params["sizes"][: maker.results.index(x)])
+    elif maker.primitive == "slice" and {*(maker.params["strides"] or (1,))} == {1}:
+        start = maker.params["start_indices"][axis]
+    elif maker.primitive == "pad" and max(map(max, maker.params["padding_config"])) == 0:
+        start = -maker.params["padding_config"][axis][0]
+    else:
+        return x, 0, x.shape[axis]
+    whole, first, _ = _part(maker.operands[0], axis, makers)
+    return whole, int(first + start), int(first + start) + x.shape[axis]
 
 
 def _is_zero(x: Operand, makers: Makers) -> bool:

@@ -103,8 +103,12 @@ def _distribute_slice(b: BlockRewriter, eqn: Equation) -> tuple[Value] | None:
     needed = range_of(split, even.size, start, stride)
     sent = even.size + needed.sent * count / (count - 1) if needed else source.size
     if WIRE * target.size < min(sent, source.size):
-        return (_picked(b, x, source, target, start, stride),)
-    if needed is None or sent > FEWER * source.size:
+        index = b.build(
+            "slice", b.build("range", dim=source), source=source, target=target, start=start, stride=stride
+        )
+        dims = eqn.result.type.dims
+        return (b.build.ordered(b.build("gather", x, index, dim=source), dims),)
+    if needed is None or sent >= source.size:
         return None
     x = _sliced(b, x, needed, even, stride)
     return (b.build("slice", x, source=even, target=target, start=0, stride=1),)
@@ -112,20 +116,6 @@ def _distribute_slice(b: BlockRewriter, eqn: Equation) -> tuple[Value] | None:
 
 WIRE = 2
 """The bytes that an all-reduce sends, over those of an all-gather with the same result."""
-
-FEWER = 0.75
-"""The part of an all-gather's bytes that is worth the messages of halos."""
-
-
-def _picked(b: BlockRewriter, x: Value, source: Dim, target: Dim, start: int, stride: int) -> Value:
-    """Gather elements by their indices: each block has some of them, and a sum completes the result."""
-    build, index = b.build, b.build("range", dim=target)
-    if stride > 1:
-        index = build("mul", index, build.constant(stride, "i32"))
-    if start:
-        index = build("add", index, build.constant(start, "i32"))
-    dims = [target if dim == source else dim for dim in x.type.dims]
-    return build.ordered(build("gather", x, index, dim=source), dims)
 
 
 def _sliced(b: BlockRewriter, x: Value, needed: NeededRange, target: Dim, stride: int) -> Value:
@@ -143,13 +133,22 @@ WIDENED = dict.fromkeys(("bool", "i8", "u8", "i16", "u16"), "i32")
 def _distribute_pad(b: BlockRewriter, eqn: Equation) -> tuple[Value] | None:
     """Without a stride, a pad is a slice that reaches beyond the ends. With a stride, and zeros around, it transposes a slice.
 
-    A few elements go to the blocks that have their places.
+    Each element of a block reads its own of a few elements, which are whole, and elements outside of their range read 0. A pad of
+    a slice may be a shift.
     """
     source, target, value = SOURCE.of(eqn.attrs), TARGET.of(eqn.attrs), VALUE.of(eqn.attrs)
     before, stride, y, type = BEFORE.of(eqn.attrs), STRIDE.of(eqn.attrs), eqn.operands[0], eqn.result.type
-    if value == 0 and 2 * source.size < target.size and b.axes(eqn, target) and not b.axes(eqn, source):
-        return (_spread(b, eqn),)
+    maker, split = b.defined(y), b.split(eqn, target)
+    if maker is not None and split is not None and maker.op == "slice" and value == 0:
+        by = before - START.of(maker.attrs)
+        is_shift = SOURCE.of(maker.attrs) == target and STRIDE.of(maker.attrs) == stride == 1
+        if is_shift and source.size + abs(by) == target.size:
+            x, part = shift_elements(b, b.cut(maker.operands[0], split), split, by, wrap=False)
+            return (b.merged(x, split.blocks, part, target),)
     if stride == 1:
+        if b.axes(eqn, target) and not b.axes(eqn, source) and value == 0 and 2 * source.size < target.size:
+            place = b.build("sub", b.build("range", dim=target), b.build.constant(before, "i32"))
+            return (b.build.ordered(b.build("gather", y, place, dim=source), type.dims),)
         needed = needed_range(b, eqn, source, target, -before)
         if needed is None:
             return None
@@ -159,23 +158,9 @@ def _distribute_pad(b: BlockRewriter, eqn: Equation) -> tuple[Value] | None:
     summed = type.dtype if type.dtype in NUMBERS else WIDENED.get(type.dtype)
     if back is None or value != 0 or summed is None:
         return None
-    wide, is_cast = attrs.evolve(type, dtype=summed), summed != type.dtype
-    y = b.build("cast", y, dtype=summed) if is_cast else y
+    y, wide = b.build.cast(y, summed), attrs.evolve(type, dtype=summed)
     found = b.transposed(lambda b, x: _sliced(b, x, back, source, stride), wide, y)
-    return (b.build("cast", found, dtype=type.dtype) if is_cast else found,)
-
-
-def _spread(b: BlockRewriter, eqn: Equation) -> Value:
-    """Let each element of a block read its own of a few elements, and elements outside of the range read 0."""
-    source, target, y = SOURCE.of(eqn.attrs), TARGET.of(eqn.attrs), eqn.operands[0]
-    before, stride = BEFORE.of(eqn.attrs), STRIDE.of(eqn.attrs)
-    build, dims = b.build, [target if dim == source else dim for dim in y.type.dims]
-    if stride > 1:
-        reach = b.part(source, stride * (source.size - 1) + 1)
-        zero = VALUE.of(eqn.attrs)
-        y, source = build("pad", y, source=source, target=reach, before=0, stride=stride, value=zero), reach
-    place = build("sub", build("range", dim=target), build.constant(before, "i32"))
-    return build.ordered(build("gather", y, place, dim=source), dims)
+    return (b.build.cast(found, type.dtype),)
 
 
 def _pad_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, ...]:
