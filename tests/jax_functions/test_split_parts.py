@@ -97,13 +97,14 @@ def update(random: np.random.Generator, n: int, m: int) -> Part:
     def at(x: Any, place: Any, u: Any) -> Any:
         return getattr(x.at[place], by)(u, mode=mode)
 
-    return [
+    part = [
         Part(f"x.at[{start}:{start + count}].{by}", lambda x, u: at(x, slice(start, start + count), u), (u,)),
         Part(f"x.at[{[*map(int, ids)]}].{by}", lambda x, u: at(x, ids, u), (u,)),
         Part(f"x.at[ids of {count}].{by}, {mode}", lambda x, u, ids: at(x, ids, u), (u, ids)),
         Part(f"x.at[i].{by}", lambda x, u, i: at(x, i, u[0]), (u, ids[0])),
         Part("dynamic_update_slice", lambda x, u, i: lax.dynamic_update_slice(x, u, (i, 0)), (u, ids[0])),
     ][random.integers(5)]
+    return attrs.evolve(part, is_exact=by != "add")  # 0 is added to all other rows
 
 
 def joined(random: np.random.Generator, n: int, m: int) -> Part:

@@ -1,7 +1,7 @@
 """Steps that move the elements of an axis: `jnp.roll`, and zeros beside a slice that make an array of the old length.
 
-The length of the slice divides no mesh axis, so a layout would gather the array. A `shift` sends what leaves a processor. Equal
-parts that change places stay as they are: their axis gets factors.
+The length of the slice divides no mesh axis, so a layout would gather the array. A `shift` sends what leaves a processor. Halves
+that change places stay as they are: their axis gets factors.
 """
 
 from __future__ import annotations
@@ -51,8 +51,12 @@ def _move(step: AppliedPrimitive, makers: Makers) -> tuple[Operand, int, int, bo
     ((j, (low, high, interior)),) = sides.items()
     (whole, start, stop), shape = _part(x, j, makers), step.results[0].shape
     by, kept = int(low) - start, (start - min(low, 0), stop + min(high, 0))
-    is_part = kept[1] - kept[0] > 1 and shape[j] % (kept[1] - kept[0]) == 0
-    if not by or interior or is_part or whole.shape != shape or kept != (max(-by, 0), shape[j] - max(by, 0)):
+    if (
+        by * 2 in (0, shape[j], -shape[j])
+        or interior
+        or whole.shape != shape
+        or kept != (max(-by, 0), shape[j] - max(by, 0))
+    ):
         return None
     wraps = step.primitive == "concatenate" and _part(other, j, makers) == (whole, shape[j] - by, shape[j])
     return (whole, j, by, wraps) if wraps or _is_zero(other, makers) else None
