@@ -187,12 +187,6 @@ def test_a_slice_that_is_whole_is_gathered_after_it_is_cut() -> None:
         agree(source("{ n: cols }", body))
 
 
-def test_a_pad_of_a_slice_is_a_shift() -> None:
-    body = "y = pad(slice(x, n -> fifteen), fifteen -> n, before = 1); return y"
-    assert sent("{ n: cols }", body) == [("permute", COLS, 2)]
-    agree(source("{ n: cols }", body))
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "uint8", "int8", "bool"])
 def test_a_few_elements_of_every_dtype(dtype: str) -> None:
     x = jnp.arange(64).reshape(16, 4).astype(dtype)

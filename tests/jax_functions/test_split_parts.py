@@ -127,9 +127,8 @@ def in_the_language(random: np.random.Generator, n: int, devices: int) -> tuple[
         (f"slice(x, n -> few, stride = {stride})", lambda x: x[: few * stride : stride], False),
         (f"shift(x, n, by = {by}, wrap = true)", lambda x: jnp.roll(x, by, 0), True),
         (f"shift(x, n, by = {by})", lambda x: jnp.where(moved(n, by), jnp.roll(x, by, 0), 0), True),
-        (f"pad(slice(x, n -> part), part -> n, before = {n - size})", lambda x: last(x, size), True),
         (f"gather(x, {start} + range(two), n)", lambda x: x[jnp.minimum(start + jnp.arange(2), n)], False),
-    ][random.integers(5 if start + 2 > n else 6)]
+    ][random.integers(4 if start + 2 > n else 5)]
     text = f"{cut}\nmesh line = [a: {devices}]\nlayout main = {{ n: a }}\n"
     return f"{text}model m(x: [n, m]) {{\n  y = {expression}\n  return y\n}}\n", function, is_split
 
@@ -137,11 +136,6 @@ def in_the_language(random: np.random.Generator, n: int, devices: int) -> tuple[
 def moved(n: int, by: int) -> Any:
     """Mark the rows that a shift without wrap fills."""
     return ((jnp.arange(n) >= by) & (jnp.arange(n) - by < n))[:, None]
-
-
-def last(x: Any, size: int) -> Any:
-    """Return the first rows at the end of an array of zeros."""
-    return jnp.pad(x[:size], ((x.shape[0] - size, 0), (0, 0)))
 
 
 KINDS = (static_slice, strided_slice, element, dynamic_slice, shift, lookup, update, update, joined)

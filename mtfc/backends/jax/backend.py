@@ -26,7 +26,7 @@ from mtfc.backends.common.module import (
 )
 from mtfc.backends.common.prelude import definitions, prelude
 from mtfc.backends.jax.convolution_fusion import fused
-from mtfc.backends.jax.equation_texts import differentiable, differentiated, guarded, on_bits, with_kernels
+from mtfc.backends.jax.equation_texts import differentiable, differentiated, guarded, with_kernels
 from mtfc.compiler.analysis.dot_operand_layout import kept_order, swaps_operands
 from mtfc.compiler.ir.core import Equation, Function, Program, Value, walk
 from mtfc.compiler.ir.opdef import Code, Text, in_jax
@@ -329,9 +329,8 @@ def _texts(function: Function, mesh: Mesh) -> tuple[Function, Mapping[Value, Tex
     """Return the function to write, and the texts of equations that differ from the text of their op."""
     if function.name != "forward":
         function, texts = fused(function, mesh)
-        return function, {**guarded(function), **on_bits(function), **with_kernels(function, mesh), **texts}
+        return function, {**guarded(function), **with_kernels(function, mesh), **texts}
     passed = differentiated(function)  # users may differentiate `forward`, and no other function
     function, texts = fused(function, mesh, passed)
     kernels = with_kernels(function, mesh, passed)
-    own = {**guarded(function), **on_bits(function), **differentiable(function, passed)}
-    return function, {**own, **kernels, **texts}
+    return function, {**guarded(function), **kernels, **differentiable(function, passed), **texts}

@@ -49,8 +49,8 @@ class NumberChain:
 
 
 def guarded(function: Function) -> dict[Value, Text]:
-    """Return the texts of equations whose results need a barrier, also in loops."""
-    texts: dict[Value, Text] = {}
+    """Return the texts of sums of lookups, and of equations whose results need a barrier, also in loops."""
+    texts = _on_bits(function)
     _collect(function, {}, texts)
     return texts
 
@@ -138,7 +138,7 @@ def _may_add(first: float, second: float, merged: float, dtype: str) -> bool:
 # Sums of single terms
 
 
-def on_bits(function: Function) -> dict[Value, Text]:
+def _on_bits(function: Function) -> dict[Value, Text]:
     """Return the texts of sums of lookups: one processor has each element, and the others 0, so the sum is that of the bits."""
     makers = {value: eqn for eqn in walk(function.body) for value in eqn.results}
 
@@ -153,13 +153,10 @@ def on_bits(function: Function) -> dict[Value, Text]:
 
 
 def _of_bits(code: Code) -> str:
-    """Return `sum_bits(lambda x: lax.psum(x, "cols"), x)`."""
-    text = OPS[code.eqn.op].jax
-    assert callable(text)
-    several, given = len(code.args) > 1, ", ".join(code.args)
-    names = tuple(f"x[{i}]" if several else "x" for i in range(len(code.args)))
-    given = f"({given})" if several else given
-    return f"sum_bits(lambda x: {text(attrs.evolve(code, args=names))}, {given})"
+    """Return `sum_bits(lambda *x: lax.psum(x[0], "cols"), x_2)`."""
+    names = tuple(f"x[{i}]" for i in range(len(code.args)))
+    total = OPS[code.eqn.op].jax(attrs.evolve(code, args=names))  # type: ignore[operator]
+    return f"sum_bits(lambda *x: {total}, {', '.join(code.args)})"
 
 
 # Gradients by JAX

@@ -104,16 +104,15 @@ def pmin(x, axes):
     return jax.tree.map(lambda y: backwards(y), found)
 
 
-def sum_bits(total, x):
+def sum_bits(total, *arrays):
     """Sum arrays of which only one device has elements that are not 0: the bits keep the sign of -0.0."""
 
-    def of_bits(x):
-        bits = jax.tree.map(lambda y: lax.bitcast_convert_type(y, f"int{8 * y.dtype.itemsize}"), x)
-        return jax.tree.map(lambda y, z: lax.bitcast_convert_type(y, z.dtype), total(bits), x)
+    def of_bits(*arrays):
+        return jax.tree.map(lambda bits: unranked(bits, arrays[0]), total(*[ranked(x) for x in arrays]))
 
     found = jax.custom_jvp(of_bits)
     found.defjvp(lambda primals, tangents: (found(*primals), total(*tangents)))
-    return found(x)
+    return found(*arrays)
 
 
 def ranked(x):

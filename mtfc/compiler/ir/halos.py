@@ -105,11 +105,6 @@ class NeededRange:
         """Elements of the halo behind; negative if no block is needed to its end."""
         return max(self.starts) + self.size - self.split.inner.size
 
-    @property
-    def sent(self) -> int:
-        """Elements of both halos."""
-        return self.left + max(0, self.right)
-
 
 def needed_range(
     b: BlockRewriter, eqn: Equation, source: Dim, target: Dim, first: int, stride: int = 1, extent: int = 1
@@ -127,7 +122,7 @@ def range_of(split: Split, size: int, first: int, stride: int = 1, extent: int =
     """Return the range for a result of `size` elements that is split as the source; None if the halos are too large."""
     count = size // split.blocks.size
     found = NeededRange(split, first, stride * count - split.inner.size, stride * (count - 1) + extent)
-    return found if found.sent <= split.dim.size - split.inner.size else None
+    return found if found.left + max(0, found.right) <= split.dim.size - split.inner.size else None
 
 
 def take_range(b: BlockRewriter, x: Value, needed: NeededRange, fill: float = 0) -> Part:

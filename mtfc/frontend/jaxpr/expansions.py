@@ -156,13 +156,10 @@ def _updated_whole(eqn: Any, operands: Sequence[Any]) -> Any:
     """Read or update a whole array. All its axes are those of the updates, in order."""
     from jax import lax
 
-    name, (x, _, *rest) = eqn.primitive.name, operands
-    if name == "gather":
+    name, (x, _, *updates) = eqn.primitive.name, operands
+    if not updates or 0 in updates[0].shape:
         return x
-    (updates,) = rest
-    if 0 in updates.shape:
-        return x
-    return updates if name == "scatter" else getattr(lax, name.removeprefix("scatter-"))(x, updates)
+    return updates[0] if name == "scatter" else getattr(lax, name.removeprefix("scatter-"))(x, *updates)
 
 
 def _by_jax(eqn: Any, operands: Sequence[Any]) -> Any:

@@ -6,6 +6,7 @@ that change places stay as they are: their axis gets factors.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import copysign
 
 import attrs
@@ -20,9 +21,7 @@ def find_shifts(body: Body) -> None:
     makers: Makers = {}
     for i, step in enumerate(body.steps):
         if not (step.has_keys or step.has_carried) and (move := _move(step, makers)):
-            x, *numbers = move
-            params = dict(zip(("axis", "by", "wrap"), numbers, strict=True))
-            body.steps[i] = step = attrs.evolve(step, primitive="shift", operands=(x,), params=params)
+            body.steps[i] = step = attrs.evolve(step, primitive="shift", operands=move[:1], params=move[1])
         makers.update(dict.fromkeys(step.results, step))
         for inner in step.bodies:
             find_shifts(inner)
@@ -32,34 +31,29 @@ def find_shifts(body: Body) -> None:
             body.steps[i] = attrs.evolve(step, primitive="empty")  # it would cut axes in two
 
 
-def _move(step: AppliedPrimitive, makers: Makers) -> tuple[Operand, int, int, bool] | None:
+def _move(step: AppliedPrimitive, makers: Makers) -> tuple[Operand, dict[str, int]] | None:
     """Return an array, an axis, by how many places elements move, and whether those that leave the axis come back.
 
     Accept as many zeros on one side of an array as it lacks on the other, or what it lacks there.
     """
+    sides: Mapping[int, tuple[int, int, int]] = {}
     if step.primitive == "pad":
         x, other = step.operands
         sides = {j: each for j, each in enumerate(step.params["padding_config"]) if any(each)}
     elif step.primitive == "concatenate" and len(step.operands) == 2:
         other, x = step.operands if (swaps := not _is_zero(step.operands[1], makers)) else step.operands[::-1]
-        size = other.shape[j := step.params["dimension"]]
-        sides = {j: (size, 0, 0) if swaps else (0, size, 0)}
-    else:
-        return None
+        j = step.params["dimension"]
+        sides = {j: (other.shape[j], 0, 0) if swaps else (0, other.shape[j], 0)}
     if len(sides) != 1:
         return None
     ((j, (low, high, interior)),) = sides.items()
     (whole, start, stop), shape = _part(x, j, makers), step.results[0].shape
     by, kept = int(low) - start, (start - min(low, 0), stop + min(high, 0))
-    if (
-        by * 2 in (0, shape[j], -shape[j])
-        or interior
-        or whole.shape != shape
-        or kept != (max(-by, 0), shape[j] - max(by, 0))
-    ):
+    is_half = 2 * abs(by) == shape[j]
+    if is_half or not by or interior or (whole.shape, kept) != (shape, (max(-by, 0), shape[j] - max(by, 0))):
         return None
     wraps = step.primitive == "concatenate" and _part(other, j, makers) == (whole, shape[j] - by, shape[j])
-    return (whole, j, by, wraps) if wraps or _is_zero(other, makers) else None
+    return (whole, {"axis": j, "by": by, "wrap": wraps}) if wraps or _is_zero(other, makers) else None
 
 
 def _part(x: Operand, axis: int, makers: Makers) -> tuple[Operand, int, int]:
@@ -80,8 +74,7 @@ def _part(x: Operand, axis: int, makers: Makers) -> tuple[Operand, int, int]:
 
 
 def _is_zero(x: Operand, makers: Makers) -> bool:
-    if isinstance(x, Number):
-        return x.value == 0 and copysign(1, x.value) == 1
     maker = makers.get(x)
-    is_alike = maker is not None and maker.primitive in ("broadcast_in_dim", "convert_element_type")
-    return maker is not None and is_alike and _is_zero(maker.operands[0], makers)
+    if maker is not None and maker.primitive in ("broadcast_in_dim", "convert_element_type"):
+        return _is_zero(maker.operands[0], makers)
+    return isinstance(x, Number) and x.value == 0 and copysign(1, x.value) == 1

@@ -101,21 +101,17 @@ def _distribute_slice(b: BlockRewriter, eqn: Equation) -> tuple[Value] | None:
     count = split.blocks.size
     even = b.new_dim(f"{target.name}.even", -(-target.size // count) * count, split.axes)
     needed = range_of(split, even.size, start, stride)
-    sent = even.size + needed.sent * count / (count - 1) if needed else source.size
-    if WIRE * target.size < min(sent, source.size):
+    halos = needed.left + max(0, needed.right) if needed else source.size
+    sent = even.size + halos * count / (count - 1)
+    if 2 * target.size < min(sent, source.size):  # an all-reduce sends twice what an all-gather does
         index = b.build(
             "slice", b.build("range", dim=source), source=source, target=target, start=start, stride=stride
         )
-        dims = eqn.result.type.dims
-        return (b.build.ordered(b.build("gather", x, index, dim=source), dims),)
+        return (b.build.ordered(b.build("gather", x, index, dim=source), eqn.result.type.dims),)
     if needed is None or sent >= source.size:
         return None
     x = _sliced(b, x, needed, even, stride)
     return (b.build("slice", x, source=even, target=target, start=0, stride=1),)
-
-
-WIRE = 2
-"""The bytes that an all-reduce sends, over those of an all-gather with the same result."""
 
 
 def _sliced(b: BlockRewriter, x: Value, needed: NeededRange, target: Dim, stride: int) -> Value:
@@ -133,18 +129,10 @@ WIDENED = dict.fromkeys(("bool", "i8", "u8", "i16", "u16"), "i32")
 def _distribute_pad(b: BlockRewriter, eqn: Equation) -> tuple[Value] | None:
     """Without a stride, a pad is a slice that reaches beyond the ends. With a stride, and zeros around, it transposes a slice.
 
-    Each element of a block reads its own of a few elements, which are whole, and elements outside of their range read 0. A pad of
-    a slice may be a shift.
+    Each element of a block reads its own of a few elements, which are whole, and elements outside of their range read 0.
     """
     source, target, value = SOURCE.of(eqn.attrs), TARGET.of(eqn.attrs), VALUE.of(eqn.attrs)
     before, stride, y, type = BEFORE.of(eqn.attrs), STRIDE.of(eqn.attrs), eqn.operands[0], eqn.result.type
-    maker, split = b.defined(y), b.split(eqn, target)
-    if maker is not None and split is not None and maker.op == "slice" and value == 0:
-        by = before - START.of(maker.attrs)
-        is_shift = SOURCE.of(maker.attrs) == target and STRIDE.of(maker.attrs) == stride == 1
-        if is_shift and source.size + abs(by) == target.size:
-            x, part = shift_elements(b, b.cut(maker.operands[0], split), split, by, wrap=False)
-            return (b.merged(x, split.blocks, part, target),)
     if stride == 1:
         if b.axes(eqn, target) and not b.axes(eqn, source) and value == 0 and 2 * source.size < target.size:
             place = b.build("sub", b.build("range", dim=target), b.build.constant(before, "i32"))

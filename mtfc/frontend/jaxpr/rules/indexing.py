@@ -118,11 +118,6 @@ def _fill(step: AppliedPrimitive) -> float | int:
 # scatter-add
 
 
-def _is_plain_scatter(step: AppliedPrimitive) -> bool:
-    """Accept the transpose of a lookup."""
-    return _updates_rows(step) and step.operands[0].dtype in NUMBERS
-
-
 def _updates_rows(step: AppliedPrimitive) -> bool:
     """Return True if indices point into one axis, and all other axes are updated whole."""
     if not _points_into_one_axis(step):
@@ -172,8 +167,8 @@ def _emit_scatter(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Val
     return (emitter.elementwise("add", emitter.operand(step, 0), found),)
 
 
-FEW = 64
-"""Updates that are compared with all places of any table, and with each other."""
+FEW, SOME = 16, 64
+"""Updates that are combined at each place, and updates that are compared with all places, of any table."""
 
 COMBINING = {"sub": "sum", "mul": "prod", "maximum": "max", "minimum": "min"}
 """Op of old and new elements -> the reduction of updates at one place."""
@@ -186,34 +181,30 @@ def _is_small_update(step: AppliedPrimitive) -> bool:
         return False
     (table, ids, _), numbers = step.operands, index_numbers(step)
     own = prod(size for i, size in enumerate(ids.shape[:-1]) if i not in numbers.batch.values())
-    return 1 < own <= (FEW if op else max(FEW, prod(table.shape) // table.shape[numbers.axes[0]]))
+    return 1 < own <= (FEW if op else max(SOME, prod(table.shape) // table.shape[numbers.axes[0]]))
 
 
 def _emit_update(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
-    """Take the last update that points at a place, or else the table's element. Nothing is sent if the places are split."""
+    """Take the last update that points at a place, or combine all of them. Nothing is sent if the places are split."""
     build, (j,), op, table = emitter.build, index_numbers(step).axes, _op(step), emitter.operand(step, 0)
     ids, updates, dim, inner = _updates(emitter, step)
     own = tuple(each for each in ids.type.dims if each not in inner)
-    one, other = (emitter.dims.new("updates", prod(each.size for each in own)) for _ in range(2))
+    one, axes = emitter.dims.new("updates", prod(each.size for each in own)), step.operands[0].axes[j]
 
-    def flat(x: Value, dim: Dim) -> Value:
+    def flat(x: Value) -> Value:
         rest = tuple(each for each in x.type.dims if each not in own)
-        return build("reshape", build.ordered(x, (*own, *rest)), dims=(dim, *rest))
+        return build("reshape", build.ordered(x, (*own, *rest)), dims=(one, *rest))
 
-    first, nothing = build.constant(1, "i32"), build.constant(0, "i32")
-    ids = ids if ids.type.dtype == "i32" else build("cast", ids, dtype="i32")
-    new = flat(updates, one)
-    if op:  # every update at a place becomes that of all
-        is_same = emitter.elementwise("eq", flat(ids, one), flat(ids, other))
-        neutral = new if op in ("maximum", "minimum") else build.like(int(op == "mul"), new)
-        terms = emitter.elementwise("where", is_same, flat(updates, other), neutral)
-        new = build(COMBINING[op], terms, over=(other,))
-    is_here = emitter.elementwise("eq", flat(ids, one), build("range", dim=dim))
-    number = emitter.elementwise("where", is_here, build("add", build("range", dim=one), first), nothing)
+    is_here = emitter.elementwise("eq", flat(build.cast(ids, "i32")), build("range", dim=dim))
+    none = build.constant(-1, "i32")
+    number = emitter.elementwise("where", is_here, build("range", dim=one), none)
     last = build("max", number, over=(one,))
-    found, is_set = build("gather", new, build("sub", last, first), dim=one), build("gt", last, nothing)
-    found, is_set = (emitter.parted(x, dim, step.operands[0].axes[j]) for x in (found, is_set))
-    found = emitter.elementwise(op, table, found) if op else found
+    found, is_set = build("gather", flat(updates), last, dim=one), build("gt", last, none)
+    found, is_set = (emitter.parted(x, dim, axes) for x in (found, is_set))
+    if op:
+        neutral = found if op in ("maximum", "minimum") else build.like(int(op == "mul"), found)
+        terms = emitter.elementwise("where", emitter.parted(is_here, dim, axes), flat(updates), neutral)
+        found = emitter.elementwise(op, table, build(COMBINING[op], terms, over=(one,)))
     return (emitter.elementwise("where", is_set, found, table),)
 
 
@@ -390,7 +381,10 @@ def _emit_part(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]
 UPDATE = PrimitiveRule(_link_scatter, _emit_update, _is_small_update)
 PART = PrimitiveRule(_link_part, _emit_part, _is_one_part, otherwise=UPDATE)
 SCATTER = PrimitiveRule(
-    _link_scatter, _emit_scatter, lambda step: _op(step) == "add" and _is_plain_scatter(step), otherwise=PART
+    _link_scatter,
+    _emit_scatter,
+    lambda step: _op(step) == "add" and _updates_rows(step) and step.operands[0].dtype in NUMBERS,
+    otherwise=PART,
 )
 
 

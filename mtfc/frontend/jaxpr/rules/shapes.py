@@ -378,8 +378,7 @@ def _padded(emitter: JaxprEmitter, step: AppliedPrimitive, value: Value, number:
 
 def _link_shift(linker: Linker, step: AppliedPrimitive) -> None:
     linker.keep(step, range(len(step.results[0].shape)))
-    if not step.params["wrap"]:
-        step.results[0].repeated -= {step.params["axis"]}
+    step.results[0].repeated -= {step.params["axis"]}
 
 
 def _emit_shift(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
