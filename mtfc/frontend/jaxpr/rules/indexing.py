@@ -176,7 +176,8 @@ COMBINING = {"sub": "sum", "mul": "prod", "maximum": "max", "minimum": "min"}
 
 def _is_small_update(step: AppliedPrimitive) -> bool:
     """Accept few updates, or elements that are set by no more comparisons of indices and places than the table has elements."""
-    op, dtypes = _op(step), NUMBERS if _op(step) else NUMBERS | BOOL
+    op = _op(step)
+    dtypes = FLOATS if op == "mul" else NUMBERS if op else NUMBERS | BOOL
     if op is None or step.operands[0].dtype not in dtypes or not _updates_rows(step):
         return False
     (table, ids, _), numbers = step.operands, index_numbers(step)
@@ -199,8 +200,8 @@ def _emit_update(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Valu
     none = build.constant(-1, "i32")
     number = emitter.elementwise("where", is_here, build("range", dim=one), none)
     last = build("max", number, over=(one,))
-    found, is_set = build("gather", flat(updates), last, dim=one), build("gt", last, none)
-    found, is_set = (emitter.parted(x, dim, axes) for x in (found, is_set))
+    found = emitter.parted(build("gather", flat(updates), last, dim=one), dim, axes)
+    is_set = emitter.parted(build("gt", last, none), dim, axes)
     if op:
         neutral = found if op in ("maximum", "minimum") else build.like(int(op == "mul"), found)
         terms = emitter.elementwise("where", emitter.parted(is_here, dim, axes), flat(updates), neutral)
@@ -343,8 +344,7 @@ def _part_places(step: AppliedPrimitive) -> dict[int, int]:
 
 def _link_part(linker: Linker, step: AppliedPrimitive) -> None:
     table, _, updates = step.operands
-    places = _part_places(step).items()
-    wanted = {place: table.axes[k] for k, place in places if updates.shape[place] == table.shape[k]}
+    wanted = {i: table.axes[k] for k, i in _part_places(step).items() if updates.shape[i] == table.shape[k]}
     linker.fit(step, 1, {}, table.axes)
     linker.fit(step, 2, wanted, table.axes)
     linker.give(step.results[0], table.axes)
@@ -365,8 +365,7 @@ def _emit_part(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]
         last = table.shape[k] - sizes[k]
         one = given if ids.shape[-1] == 1 else build("gather", given, build.constant(i, "i32"), dim=numbered)
         if _mode(step) == "fill_or_drop":
-            limits = build.like(0, one), build.like(last, one)
-            inside += [build("ge", one, limits[0]), build("le", one, limits[1])]
+            inside += [build("ge", one, build.like(0, one)), build("le", one, build.like(last, one))]
         if last:
             starts[k] = build.cast(_clamped(emitter, one, last), "i32")
     value = emitter.operand(step, 0)
