@@ -140,7 +140,7 @@ def _may_add(first: float, second: float, merged: float, dtype: str) -> bool:
 
 def _on_bits(function: Function) -> dict[Value, Text]:
     """Return the texts of sums of lookups: one processor has each element, and the others 0, so the sum is that of the bits."""
-    makers = {value: eqn for eqn in walk(function.body) for value in eqn.results}
+    makers = {value: eqn for eqn in walk(function.body) if not eqn.regions for value in eqn.results}
 
     def is_lookup(x: Value) -> bool:
         while (maker := makers.get(x)) is not None and OPS[maker.op].storage == "view":
