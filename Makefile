@@ -133,8 +133,9 @@ fuzz: setup  ## check random programs for FUZZ_MINUTES (10): half of the time ex
 	FUZZ_MINUTES=$(or $(FUZZ_MINUTES),10) $(BIN)/python -W ignore -m tests.fuzz.exact_campaign
 	FUZZ_MINUTES=$(or $(FUZZ_MINUTES),10) $(BIN)/python -m pytest tests/fuzz
 
-parts: setup  ## import all slices, pads, splits and the like of axes of up to 12 elements, with each link to a factor
+parts: setup  ## import all slices, pads and the like of axes of up to 12 elements; compare 300 parts of split arrays with XLA
 	EVERY_PART=1 $(BIN)/python -m pytest tests/jax_functions/test_linked_parts.py --numprocesses 2 --dist worksteal
+	EVERY_PART=1 $(BIN)/python -m pytest -s tests/jax_functions/test_split_parts.py
 
 mutants: setup  ## plant faults in modules, gradients and training steps for MUTANTS_MINUTES minutes (10): `verify` must find them
 	MUTANTS_MINUTES=$(or $(MUTANTS_MINUTES),10) $(BIN)/python -W ignore -m tests.mutants

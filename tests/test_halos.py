@@ -25,7 +25,7 @@ from tests.harness import agree, call, communication, exact_data, jax_module, lo
 DIMS = """
 dim b = 2; dim n = 16; dim w = 8; dim c = 3; dim d = 5
 dim half = 8; dim third = 12; dim valid = 12; dim m = 32; dim wide = 20; dim four = 4
-dim one = 1; dim two = 2; dim k = 3; dim l = 3; dim five = 5; dim nine = 9
+dim one = 1; dim two = 2; dim k = 3; dim l = 3; dim five = 5; dim nine = 9; dim fifteen = 15
 mesh grid = [rows: 2, cols: 4]
 """
 
@@ -155,14 +155,14 @@ def test_slice_and_pad_take_what_lies_elsewhere(expression: str, expected: list[
         ("slice(x, n -> one, start = 15)", 2),
         ("slice(x, n -> k, start = 3)", 6),
         ("slice(x, n -> five, start = 1, stride = 3)", 10),
-        ("slice(x, n -> nine, start = 2)", None),
+        ("slice(x, n -> fifteen, start = 1)", None),
     ],
 )
 @pytest.mark.parametrize("layout", ["{ n: cols }", "{ n: cols, b: rows }", "{ n: cols, one: rows }"])
 def test_a_few_elements_come_from_the_blocks_that_have_them(
     expression: str, elements: int | None, layout: str
 ) -> None:
-    """Nine of 16 elements are gathered with the others. The gradient goes back to the blocks, and sends nothing."""
+    """Fifteen of 16 elements are gathered with the other one. The gradient goes back to the blocks, and sends nothing."""
     if "one: rows" in layout and "-> one" in expression:
         return
     text, size = f"y = {expression}; return y", 1 if "b: rows" in layout else 2
@@ -171,6 +171,20 @@ def test_a_few_elements_come_from_the_blocks_that_have_them(
     )
     assert sent(layout, text) == sent(layout, text, of="gradients") == ways
     agree(source(layout, text))
+
+
+def test_a_slice_that_is_whole_is_gathered_after_it_is_cut() -> None:
+    """Every second element lies where it is needed; nine elements from the third on take halos first."""
+    cut = "y = slice(x, n -> half, stride = 2); return y"
+    assert sent("{ n: cols }", cut) == sent("{ n: cols }", cut, of="gradients") == [("all_gather", COLS, 4)]
+    nine = "y = slice(x, n -> nine, start = 2); return y"
+    assert sorted(sent("{ n: cols }", nine)) == [
+        ("all_gather", COLS, 6),
+        ("permute", COLS, 2),
+        ("permute", COLS, 2),
+    ]
+    for body in (cut, nine):
+        agree(source("{ n: cols }", body))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "uint8", "int8", "bool"])

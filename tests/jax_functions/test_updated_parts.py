@@ -39,6 +39,15 @@ CASES: dict[str, tuple[Update, Any]] = {
     "window_outside": (lambda x, u, i: lax.scatter(x, i, u, WINDOW), [62]),
     "window_clipped": (lambda x, u, i: lax.scatter_add(x, i, u, WINDOW, mode="clip"), [62]),
     "each_row": (lambda x, u, i: jax.vmap(lambda row, k: row.at[k].set(9.0))(x, jnp.arange(64) % i), [7]),
+    "largest": (lambda x, u, i: x.at[i].max(u), [7, 7, -1]),
+    "largest_integer": (lambda x, u, i: (x * 10).astype(int).at[i].max((u * 10).astype(int)), [6, 6, 3]),
+    "smallest_clipped": (lambda x, u, i: x.at[i].min(u, mode="clip"), [70, 3, 63]),
+    "multiplied": (lambda x, u, i: x.at[i].multiply(jnp.round(u)), [7, 7, 700]),
+    "subtracted": (lambda x, u, i: x.at[i].subtract(u), [7, -1, 700]),
+    "added_clipped": (lambda x, u, i: x.at[i].add(u, mode="clip"), [7, 70, -100]),
+    "set_clipped": (lambda x, u, i: x.at[i].set(u, mode="clip"), [7, 70, -100]),
+    "line": (lambda x, u, i: x[:, 0].at[i].set(u[:, 0]), [7, 7, -1]),
+    "largest_of_line": (lambda x, u, i: x[:, 0].at[i].max(u[:, 0]), [7, 7, -1]),
     "none": (lambda x, u, i: x.at[i[:0]].set(u[:0]), [0]),
 }
 """Name -> the update of x: f32[64, 32] by u: f32[3, 32], and indices."""
@@ -64,6 +73,6 @@ def test_parts_are_updated_where_they_are() -> None:
 
 def test_many_updates_stay_a_scatter() -> None:
     """More comparisons than the table has elements would be slower than the scatter."""
-    x, ids = np.zeros((64, 2), "float32"), np.arange(16, dtype="int32")
+    x, ids = np.zeros((64, 2), "float32"), np.arange(100, dtype="int32") % 64
     program = mtfc.from_jax(lambda x, i: x.at[i].set(1.0), x, ids, names={"x": "rows cols"})
     assert "scatter" in program.plan({"cols": "a"}, {"a": 2}).ir()

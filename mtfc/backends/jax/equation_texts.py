@@ -50,8 +50,8 @@ class NumberChain:
 
 
 def guarded(function: Function) -> dict[Value, Text]:
-    """Return the texts of equations whose results need a barrier, also in loops."""
-    texts: dict[Value, Text] = {}
+    """Return the texts of sums of lookups, and of equations whose results need a barrier, also in loops."""
+    texts = _on_bits(function)
     _collect(function, {}, texts)
     return texts
 
@@ -154,6 +154,30 @@ def _may_add(first: float, second: float, merged: float, dtype: str) -> bool:
         return False
     comes_back = (first > 0) != (second > 0)
     return not (comes_back and max(abs(first), abs(second)) >= 2.0**bits)
+
+
+# Sums of single terms
+
+
+def _on_bits(function: Function) -> dict[Value, Text]:
+    """Return the texts of sums of lookups: one processor has each element, and the others 0, so the sum is that of the bits."""
+    makers = {value: eqn for eqn in walk(function.body) if not eqn.regions for value in eqn.results}
+
+    def is_lookup(x: Value) -> bool:
+        while (maker := makers.get(x)) is not None and OPS[maker.op].storage == "view":
+            x = maker.operands[0]
+        is_read = maker is not None and OPS[maker.op].storage == "lookup" and x.type.dtype in ("f32", "f64")
+        return is_read and maker is not None and not maker.operands[0].type.pending
+
+    sums = [eqn for eqn in makers.values() if has_trait(eqn, "all_reduce", "reduce_scatter")]
+    return {eqn.results[0]: _of_bits for eqn in sums if all(map(is_lookup, eqn.operands))}
+
+
+def _of_bits(code: Code) -> str:
+    """Return `sum_bits(lambda *x: lax.psum(x[0], "cols"), x_2)`."""
+    names = tuple(f"x[{i}]" for i in range(len(code.args)))
+    total = OPS[code.eqn.op].jax(attrs.evolve(code, args=names))  # type: ignore[operator]
+    return f"sum_bits(lambda *x: {total}, {', '.join(code.args)})"
 
 
 # Gradients by JAX

@@ -115,11 +115,14 @@ def needed_range(
     """
     axes = b.axes(eqn, source)
     split = b.split(eqn, source) if axes == b.axes(eqn, target) else None
-    if split is None:
-        return None
-    count = target.size // split.blocks.size
+    return None if split is None else range_of(split, target.size, first, stride, extent)
+
+
+def range_of(split: Split, size: int, first: int, stride: int = 1, extent: int = 1) -> NeededRange | None:
+    """Return the range for a result of `size` elements that is split as the source; None if the halos are too large."""
+    count = size // split.blocks.size
     found = NeededRange(split, first, stride * count - split.inner.size, stride * (count - 1) + extent)
-    return found if found.left + max(0, found.right) <= source.size - split.inner.size else None
+    return found if found.left + max(0, found.right) <= split.dim.size - split.inner.size else None
 
 
 def take_range(b: BlockRewriter, x: Value, needed: NeededRange, fill: float = 0) -> Part:

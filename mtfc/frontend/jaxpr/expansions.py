@@ -7,7 +7,6 @@ are those of the keys' data.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
@@ -35,11 +34,6 @@ MOVING = frozenset({
     "slice", "split", "squeeze", "stack", "transpose", "unstack",
 })  # fmt: skip
 """Primitives that move random keys."""
-
-WHOLE_UPDATES = {
-    "scatter": lambda x, y: y, "scatter-add": operator.add, "scatter-sub": operator.sub, "scatter-mul": operator.mul,
-}  # fmt: skip
-"""Scatter without indices, as of `x.at[:].set(y)` -> what it does with whole arrays; others have their names in `lax`."""
 
 OVER_AXES = {"psum": "sum", "pmax": "max", "pmin": "min"}
 """Collective along axes that `jax.vmap` maps -> the reduction of these axes."""
@@ -162,14 +156,10 @@ def _updated_whole(eqn: Any, operands: Sequence[Any]) -> Any:
     """Read or update a whole array. All its axes are those of the updates, in order."""
     from jax import lax
 
-    name, (x, _, *rest) = eqn.primitive.name, operands
-    if name == "gather":
+    name, (x, _, *updates) = eqn.primitive.name, operands
+    if not updates or 0 in updates[0].shape:
         return x
-    (updates,) = rest
-    if 0 in updates.shape:
-        return x
-    update = WHOLE_UPDATES.get(name) or getattr(lax, name.removeprefix("scatter-"))
-    return update(x, updates)
+    return updates[0] if name == "scatter" else getattr(lax, name.removeprefix("scatter-"))(x, *updates)
 
 
 def _by_jax(eqn: Any, operands: Sequence[Any]) -> Any:

@@ -46,6 +46,7 @@ from mtfc.frontend.jaxpr.primitive_rules import Dims, JaxprEmitter, Linker, Rena
 from mtfc.frontend.jaxpr.renames import place_renames
 from mtfc.frontend.jaxpr.rules import RULES
 from mtfc.frontend.jaxpr.rules.calls import OTHER
+from mtfc.frontend.jaxpr.shifts import find_shifts
 from mtfc.frontend.jaxpr.tracing import traced
 from mtfc.frontend.jaxpr.user_lines import definition
 
@@ -211,6 +212,7 @@ def imported(
     with doing("tracing"):
         flat = traced(function, args, kwargs)
         batch_counted_rows(flat)
+        find_shifts(flat.body)
     linker = Linker(RULES, OTHER)
     linker.arguments(flat.body.arguments)
     with doing("linking the dimensions of arrays"):

@@ -5,14 +5,14 @@ The `distribute` rules of slice, pad, shift and flip keep it split, and send hal
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
 
 from mtfc.compiler.ir.attributes import DIM, DIM_LIST, FLAG, INT, Attribute
 from mtfc.compiler.ir.core import Equation, Value
-from mtfc.compiler.ir.halos import NeededRange, needed_range, shift_elements, take_range
+from mtfc.compiler.ir.halos import NeededRange, needed_range, range_of, shift_elements, take_range
 from mtfc.compiler.ir.opdef import (
     Attrs,
     BlockRewriter,
@@ -86,37 +86,32 @@ def _slice_text(code: Code) -> str:
 
 
 def _distribute_slice(b: BlockRewriter, eqn: Equation) -> tuple[Value] | None:
-    """Each block takes the elements that it needs, from other blocks too. A small result that is whole comes from the blocks that
-    have its elements.
+    """Each block takes the elements that it needs, from other blocks too. A result that is whole is gathered after that.
+
+    A few elements come from the blocks that have them.
     """
     source, target = SOURCE.of(eqn.attrs), TARGET.of(eqn.attrs)
-    needed = needed_range(b, eqn, source, target, START.of(eqn.attrs), STRIDE.of(eqn.attrs))
-    if needed is None:
-        if not _is_small(b, eqn, target, source):
-            return None
-        picked = _picked(b, eqn.operands[0], source, target, START.of(eqn.attrs), STRIDE.of(eqn.attrs))
-        return (picked,)
-    return (_sliced(b, eqn.operands[0], needed, target, STRIDE.of(eqn.attrs)),)
-
-
-WIRE = 2
-"""The bytes that an all-reduce sends, over those of an all-gather with the same result."""
-
-
-def _is_small(b: BlockRewriter, eqn: Equation, part: Dim, whole: Dim) -> bool:
-    """Return True for a few elements, which are not split, of a dimension that is split."""
-    return WIRE * part.size < whole.size and not b.axes(eqn, part) and bool(b.axes(eqn, whole))
-
-
-def _picked(b: BlockRewriter, x: Value, source: Dim, target: Dim, start: int, stride: int) -> Value:
-    """Gather elements by their indices: each block has some of them, and a sum completes the result."""
-    build, index = b.build, b.build("range", dim=target)
-    if stride > 1:
-        index = build("mul", index, build.constant(stride, "i32"))
-    if start:
-        index = build("add", index, build.constant(start, "i32"))
-    dims = [target if dim == source else dim for dim in x.type.dims]
-    return build.ordered(build("gather", x, index, dim=source), dims)
+    start, stride, x = START.of(eqn.attrs), STRIDE.of(eqn.attrs), eqn.operands[0]
+    needed = needed_range(b, eqn, source, target, start, stride)
+    if needed is not None:
+        return (_sliced(b, x, needed, target, stride),)
+    split = None if b.axes(eqn, target) else b.split(eqn, source)
+    if split is None:
+        return None
+    count = split.blocks.size
+    even = b.new_dim(f"{target.name}.even", -(-target.size // count) * count, split.axes)
+    needed = range_of(split, even.size, start, stride)
+    halos = needed.left + max(0, needed.right) if needed else source.size
+    sent = even.size + halos * count / (count - 1)
+    if 2 * target.size < min(sent, source.size):  # an all-reduce sends twice what an all-gather does
+        index = b.build(
+            "slice", b.build("range", dim=source), source=source, target=target, start=start, stride=stride
+        )
+        return (b.build.ordered(b.build("gather", x, index, dim=source), eqn.result.type.dims),)
+    if needed is None or sent >= source.size:
+        return None
+    x = _sliced(b, x, needed, even, stride)
+    return (b.build("slice", x, source=even, target=target, start=0, stride=1),)
 
 
 def _sliced(b: BlockRewriter, x: Value, needed: NeededRange, target: Dim, stride: int) -> Value:
@@ -134,38 +129,26 @@ WIDENED = dict.fromkeys(("bool", "i8", "u8", "i16", "u16"), "i32")
 def _distribute_pad(b: BlockRewriter, eqn: Equation) -> tuple[Value] | None:
     """Without a stride, a pad is a slice that reaches beyond the ends. With a stride, and zeros around, it transposes a slice.
 
-    A few elements go to the blocks that have their places.
+    Each element of a block reads its own of a few elements, which are whole, and elements outside of their range read 0.
     """
-    source, target = SOURCE.of(eqn.attrs), TARGET.of(eqn.attrs)
-    before, stride = BEFORE.of(eqn.attrs), STRIDE.of(eqn.attrs)
-    if _is_small(b, eqn, source, target):
-        return _summed(b, eqn, lambda b, x: _picked(b, x, target, source, before, stride))
+    source, target, value = SOURCE.of(eqn.attrs), TARGET.of(eqn.attrs), VALUE.of(eqn.attrs)
+    before, stride, y, type = BEFORE.of(eqn.attrs), STRIDE.of(eqn.attrs), eqn.operands[0], eqn.result.type
     if stride == 1:
+        if b.axes(eqn, target) and not b.axes(eqn, source) and value == 0 and 2 * source.size < target.size:
+            place = b.build("sub", b.build("range", dim=target), b.build.constant(before, "i32"))
+            return (b.build.ordered(b.build("gather", y, place, dim=source), type.dims),)
         needed = needed_range(b, eqn, source, target, -before)
         if needed is None:
             return None
-        x, part = take_range(b, eqn.operands[0], needed, VALUE.of(eqn.attrs))
+        x, part = take_range(b, y, needed, value)
         return (b.merged(x, needed.split.blocks, part, target),)
     back = needed_range(b, eqn, target, source, before, stride)
-    if back is None:
-        return None
-    return _summed(b, eqn, lambda b, x: _sliced(b, x, back, source, stride))
-
-
-def _summed(
-    b: BlockRewriter, eqn: Equation, sliced: Callable[[BlockRewriter, Value], Value]
-) -> tuple[Value] | None:
-    """Return a pad with zeros as the transpose of a slice; None where other values are around, or sums have no dtype."""
-    if VALUE.of(eqn.attrs) != 0:
-        return None
-    type, y = eqn.result.type, eqn.operands[0]
     summed = type.dtype if type.dtype in NUMBERS else WIDENED.get(type.dtype)
-    if summed is None:
+    if back is None or value != 0 or summed is None:
         return None
-    is_cast = summed != type.dtype
-    y = b.build("cast", y, dtype=summed) if is_cast else y
-    found = b.transposed(sliced, attrs.evolve(type, dtype=summed), y)
-    return (b.build("cast", found, dtype=type.dtype) if is_cast else found,)
+    y, wide = b.build.cast(y, summed), attrs.evolve(type, dtype=summed)
+    found = b.transposed(lambda b, x: _sliced(b, x, back, source, stride), wide, y)
+    return (b.build.cast(found, type.dtype),)
 
 
 def _pad_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, ...]:

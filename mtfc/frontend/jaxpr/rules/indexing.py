@@ -118,11 +118,6 @@ def _fill(step: AppliedPrimitive) -> float | int:
 # scatter-add
 
 
-def _is_plain_scatter(step: AppliedPrimitive) -> bool:
-    """Accept the transpose of a lookup."""
-    return _updates_rows(step) and step.operands[0].dtype in NUMBERS
-
-
 def _updates_rows(step: AppliedPrimitive) -> bool:
     """Return True if indices point into one axis, and all other axes are updated whole."""
     if not _points_into_one_axis(step):
@@ -133,7 +128,7 @@ def _updates_rows(step: AppliedPrimitive) -> bool:
         updates.shape[place] == table.shape[k]
         for place, k in zip(numbers.windows, numbers.window(table), strict=True)
     )
-    return whole and j in numbers.gone and _mode(step) != "clip"
+    return whole and j in numbers.gone
 
 
 def _link_scatter(linker: Linker, step: AppliedPrimitive) -> None:
@@ -155,6 +150,7 @@ def _updates(emitter: JaxprEmitter, step: AppliedPrimitive) -> tuple[Value, Valu
     """Return indices and updates with all their dimensions, the dimension that they point into, and the table's others."""
     table, (j,) = step.operands[0], index_numbers(step).axes
     ids, updates = emitter.whole(emitter.operand(step, 1), step.axes(1)), emitter.operand(step, 2)
+    ids = _clamped(emitter, ids, table.shape[j] - 1) if _mode(step) == "clip" else ids
     inner = emitter.dims.of(f for k in range(len(table.shape)) if k != j for f in table.axes[k])
     gathered = (*ids.type.dims, *(d for d in inner if d not in ids.type.dims))
     return ids, emitter.with_dims(updates, gathered), emitter.single(table.axes[j]), tuple(inner)
@@ -171,35 +167,46 @@ def _emit_scatter(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Val
     return (emitter.elementwise("add", emitter.operand(step, 0), found),)
 
 
-def _is_small_set(step: AppliedPrimitive) -> bool:
-    """Accept updates of which all indices can be compared with all places in no more operations than the table has elements."""
-    if not (_updates_rows(step) and step.operands[0].dtype in NUMBERS | BOOL):
+FEW, SOME = 16, 64
+"""Updates that are combined at each place, and updates that are compared with all places, of any table."""
+
+COMBINING = {"sub": "sum", "mul": "prod", "maximum": "max", "minimum": "min"}
+"""Op of old and new elements -> the reduction of updates at one place."""
+
+
+def _is_small_update(step: AppliedPrimitive) -> bool:
+    """Accept few updates, or elements that are set by no more comparisons of indices and places than the table has elements."""
+    op = _op(step)
+    dtypes = FLOATS if op == "mul" else NUMBERS if op else NUMBERS | BOOL
+    if op is None or step.operands[0].dtype not in dtypes or not _updates_rows(step):
         return False
     (table, ids, _), numbers = step.operands, index_numbers(step)
     own = prod(size for i, size in enumerate(ids.shape[:-1]) if i not in numbers.batch.values())
-    return 1 < own * table.shape[numbers.axes[0]] <= prod(table.shape)
+    return 1 < own <= (FEW if op else max(SOME, prod(table.shape) // table.shape[numbers.axes[0]]))
 
 
-def _emit_set(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
-    """Take the last update that points at a place, or else the table's element. Nothing is sent if the places are split."""
-    build, (j,) = emitter.build, index_numbers(step).axes
+def _emit_update(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
+    """Take the last update that points at a place, or combine all of them. Nothing is sent if the places are split."""
+    build, (j,), op, table = emitter.build, index_numbers(step).axes, _op(step), emitter.operand(step, 0)
     ids, updates, dim, inner = _updates(emitter, step)
     own = tuple(each for each in ids.type.dims if each not in inner)
-    one = own[0] if len(own) == 1 else emitter.dims.new("updates", prod(each.size for each in own))
+    one, axes = emitter.dims.new("updates", prod(each.size for each in own)), step.operands[0].axes[j]
 
     def flat(x: Value) -> Value:
         rest = tuple(each for each in x.type.dims if each not in own)
         return build("reshape", build.ordered(x, (*own, *rest)), dims=(one, *rest))
 
-    first, nothing = build.constant(1, "i32"), build.constant(0, "i32")
-    ids = ids if ids.type.dtype == "i32" else build("cast", ids, dtype="i32")
-    is_here = emitter.elementwise("eq", flat(ids), build("range", dim=dim))
-    number = emitter.elementwise("where", is_here, build("add", build("range", dim=one), first), nothing)
+    is_here = emitter.elementwise("eq", flat(build.cast(ids, "i32")), build("range", dim=dim))
+    none = build.constant(-1, "i32")
+    number = emitter.elementwise("where", is_here, build("range", dim=one), none)
     last = build("max", number, over=(one,))
-    found = build("gather", flat(updates), build("sub", last, first), dim=one)
-    is_set = emitter.parted(build("gt", last, nothing), dim, step.operands[0].axes[j])
-    found = emitter.parted(found, dim, step.operands[0].axes[j])
-    return (emitter.elementwise("where", is_set, found, emitter.operand(step, 0)),)
+    found = emitter.parted(build("gather", flat(updates), last, dim=one), dim, axes)
+    is_set = emitter.parted(build("gt", last, none), dim, axes)
+    if op:
+        neutral = found if op in ("maximum", "minimum") else build.like(int(op == "mul"), found)
+        terms = emitter.elementwise("where", emitter.parted(is_here, dim, axes), flat(updates), neutral)
+        found = emitter.elementwise(op, table, build(COMBINING[op], terms, over=(one,)))
+    return (emitter.elementwise("where", is_set, found, table),)
 
 
 # dynamic slices
@@ -337,8 +344,7 @@ def _part_places(step: AppliedPrimitive) -> dict[int, int]:
 
 def _link_part(linker: Linker, step: AppliedPrimitive) -> None:
     table, _, updates = step.operands
-    places = _part_places(step).items()
-    wanted = {place: table.axes[k] for k, place in places if updates.shape[place] == table.shape[k]}
+    wanted = {i: table.axes[k] for k, i in _part_places(step).items() if updates.shape[i] == table.shape[k]}
     linker.fit(step, 1, {}, table.axes)
     linker.fit(step, 2, wanted, table.axes)
     linker.give(step.results[0], table.axes)
@@ -359,8 +365,7 @@ def _emit_part(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]
         last = table.shape[k] - sizes[k]
         one = given if ids.shape[-1] == 1 else build("gather", given, build.constant(i, "i32"), dim=numbered)
         if _mode(step) == "fill_or_drop":
-            limits = build.like(0, one), build.like(last, one)
-            inside += [build("ge", one, limits[0]), build("le", one, limits[1])]
+            inside += [build("ge", one, build.like(0, one)), build("le", one, build.like(last, one))]
         if last:
             starts[k] = build.cast(_clamped(emitter, one, last), "i32")
     value = emitter.operand(step, 0)
@@ -372,10 +377,13 @@ def _emit_part(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]
     return (new if here is None else emitter.elementwise("where", here, new, value),)
 
 
-SET = PrimitiveRule(_link_scatter, _emit_set, lambda step: _op(step) == "" and _is_small_set(step))
-PART = PrimitiveRule(_link_part, _emit_part, _is_one_part, otherwise=SET)
+UPDATE = PrimitiveRule(_link_scatter, _emit_update, _is_small_update)
+PART = PrimitiveRule(_link_part, _emit_part, _is_one_part, otherwise=UPDATE)
 SCATTER = PrimitiveRule(
-    _link_scatter, _emit_scatter, lambda step: _op(step) == "add" and _is_plain_scatter(step), otherwise=PART
+    _link_scatter,
+    _emit_scatter,
+    lambda step: _op(step) == "add" and _updates_rows(step) and step.operands[0].dtype in NUMBERS,
+    otherwise=PART,
 )
 
 

@@ -373,18 +373,33 @@ def _padded(emitter: JaxprEmitter, step: AppliedPrimitive, value: Value, number:
     return all_parted(emitter, value, made)
 
 
+# shift
+
+
+def _link_shift(linker: Linker, step: AppliedPrimitive) -> None:
+    linker.keep(step, range(len(step.results[0].shape)))
+    step.results[0].repeated -= {step.params["axis"]}
+
+
+def _emit_shift(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
+    (x,), j = step.operands, step.params["axis"]
+    value, dim = emitter.merged(emitter.operand(step, 0), x.axes, j)
+    found = emitter.build("shift", value, dim=dim, by=step.params["by"], wrap=step.params["wrap"])
+    return (emitter.parted(found, dim, x.axes[j]),)
+
+
 # empty, iota
 
 
 def _link_empty(linker: Linker, step: AppliedPrimitive) -> None:
     linker.arguments(step.results)
-    step.results[0].repeated = frozenset(range(len(step.results[0].shape)))
+    for result in step.results:
+        result.repeated = frozenset(range(len(result.shape)))
 
 
 def _emit_empty(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     """Return 0: any number will do, as nothing reads it."""
-    dtype = step.results[0].dtype
-    return (emitter.build.constant(_zero(dtype), dtype),)
+    return [emitter.build.constant(_zero(result.dtype), result.dtype) for result in step.results]
 
 
 def _link_iota(linker: Linker, step: AppliedPrimitive) -> None:
@@ -421,6 +436,7 @@ RULES: dict[str, PrimitiveRule] = {
         _link_tile, _same, lambda step: len(step.params["reps"]) == len(step.operands[0].shape), moves=True
     ),
     "pad": PrimitiveRule(_link_pad, _emit_pad),
+    "shift": PrimitiveRule(_link_shift, _emit_shift, moves=True),
     **dict.fromkeys(
         ("empty", "empty2"),
         PrimitiveRule(_link_empty, _emit_empty, lambda step: step.results[0].dtype in EVERY),
