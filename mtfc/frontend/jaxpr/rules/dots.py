@@ -44,7 +44,7 @@ def emit(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     x, y = (emitter.build.cast(emitter.operand(step, i), result.dtype) for i in (0, 1))
     ((summed, _), _) = step.params["dimension_numbers"]
     known = {*x.type.dims, *y.type.dims}
-    dims = tuple(dim for dim in emitter.dims.of_axes(step.results[0].axes) if dim in known)
+    dims = tuple(dim for dim in emitter.dims.of(emitter.in_order(result)) if dim in known)
     found = emitter.build.einsum(x, y, dims=dims)
     for dim in emitter.dims.of(f for j in summed for f in step.axes(0)[j]):
         if dim not in known:
