@@ -13,17 +13,28 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import attrs
+
 import mtfc
 from benchmarks.figures import Figure
+from benchmarks.peer_shardings import for_small_arrays
 from mtfc.compiler.cost.effects.memory import memory_on
 from mtfc.compiler.cost.sizes import whole
+from mtfc.compiler.passes.pipelines import default_pipeline
 from mtfc.driver.compiled_step import XLA_FOR_CPUS
+from mtfc.driver.jax_functions.plan import Plan
 
 DEVICES = 8
 
 
-def plans(name: str) -> Iterator[tuple[str, Any]]:
-    """Yield the plans of a step of `step_models.py` with their names."""
+def plans(name: str) -> Iterator[tuple[str, Plan]]:
+    """Yield the plans of a step of `step_models.py` with their names. Their collectives are merged as those of large models."""
+    for layout, plan in whole_plans(name):
+        passes = tuple(map(for_small_arrays, default_pipeline("step")))
+        yield layout, attrs.evolve(plan, case=attrs.evolve(plan.case, passes=passes))
+
+
+def whole_plans(name: str) -> Iterator[tuple[str, Plan]]:
     from benchmarks.step_models import STEPS
 
     step = STEPS[name]()
