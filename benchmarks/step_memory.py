@@ -40,7 +40,9 @@ def whole_plans(name: str) -> Iterator[tuple[str, Plan]]:
     step = STEPS[name]()
     program = mtfc.from_jax(step.function, *step.args)
     leaves = [leaf for leaf in program.imported.inputs if leaf.constant is None]
-    rules: dict[str, Any] = {leaf.dims[0][0].name: "data" for leaf in leaves if leaf.role == "input" and leaf.dims}
+    rules: dict[str, Any] = {
+        leaf.dims[0][0].name: "data" for leaf in leaves if leaf.role == "input" and leaf.dims
+    }
     everything: Any = {"*": "data"}
     mesh = {"data": DEVICES}
     yield "data", program.plan(rules, mesh)

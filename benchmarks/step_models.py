@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import attrs
@@ -187,7 +188,9 @@ def lm1b() -> TrainingStep:
     class Decoder(nn.Module):
         @nn.compact
         def __call__(self, tokens: Any) -> Any:
-            mask = nn.combine_masks(nn.make_attention_mask(tokens > 0, tokens > 0), nn.make_causal_mask(tokens))
+            mask = nn.combine_masks(
+                nn.make_attention_mask(tokens > 0, tokens > 0), nn.make_causal_mask(tokens)
+            )
             embedding = nn.Embed(VOCAB, EMBED)
             x = embedding(jnp.pad(tokens, ((0, 0), (1, 0)))[:, :-1]) + positions
             for _ in range(2):
@@ -219,7 +222,9 @@ def linen_scan() -> TrainingStep:
     class Decoder(nn.Module):
         @nn.compact
         def __call__(self, tokens: Any) -> Any:
-            layers = nn.scan(nn.remat(Block), variable_axes={"params": 0}, split_rngs={"params": True}, length=3)
+            layers = nn.scan(
+                nn.remat(Block), variable_axes={"params": 0}, split_rngs={"params": True}, length=3
+            )
             return nn.Dense(VOCAB)(layers()(nn.Embed(VOCAB, EMBED)(tokens), None)[0])
 
     model = Decoder()
@@ -311,7 +316,10 @@ def equinox_mixer() -> TrainingStep:
         norm2: Any
 
         def __init__(self, key: Any) -> None:
-            self.patches, self.features = eqx.nn.MLP(64, 64, 128, 1, key=key), eqx.nn.MLP(128, 128, 256, 1, key=key)
+            self.patches, self.features = (
+                eqx.nn.MLP(64, 64, 128, 1, key=key),
+                eqx.nn.MLP(128, 128, 256, 1, key=key),
+            )
             self.norm1, self.norm2 = eqx.nn.LayerNorm((128, 64)), eqx.nn.LayerNorm((128, 64))
 
         def __call__(self, y: Any) -> Any:
@@ -331,7 +339,9 @@ def equinox_mixer() -> TrainingStep:
                 y = block(y)
             return self.head(y.mean(1))
 
-    params, rest = eqx.partition(eqx.filter_eval_shape(Mixer, jax.random.key(0)), lambda x: hasattr(x, "shape"))
+    params, rest = eqx.partition(
+        eqx.filter_eval_shape(Mixer, jax.random.key(0)), lambda x: hasattr(x, "shape")
+    )
 
     def loss(p: Any, x: Any, y: Any) -> Any:
         return cross_entropy(jax.vmap(eqx.combine(p, rest))(x), y)
@@ -429,7 +439,10 @@ def vision_transformer() -> TrainingStep:
             x = x.reshape(x.shape[0], -1, EMBED)
             x = x + self.param("positions", nn.initializers.normal(0.02), (1, x.shape[1], EMBED))
             layers = nn.scan(
-                nn.remat(Block, prevent_cse=False), variable_axes={"params": 0}, split_rngs={"params": True}, length=3
+                nn.remat(Block, prevent_cse=False),
+                variable_axes={"params": 0},
+                split_rngs={"params": True},
+                length=3,
             )
             return nn.Dense(10)(nn.LayerNorm()(layers()(x, None)[0]).mean(1))
 
@@ -587,7 +600,7 @@ def perceptron() -> TrainingStep:
         return jnp.mean((x - y) ** 2)
 
     sizes = (256, 512, 512, 64)
-    params = [(array(a, b), array(b)) for a, b in zip(sizes, sizes[1:], strict=False)]
+    params = [(array(a, b), array(b)) for a, b in pairwise(sizes)]
     return training(loss, params, (array(512, 256), array(512, 64)))
 
 
