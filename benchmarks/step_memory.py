@@ -79,7 +79,7 @@ def predicted(plan: Any) -> int:
     """Return the bytes of temporaries that the model of a CPU's memory expects."""
     step, mesh = plan.program.function("step"), plan.program.placed_on
     given = sum(argument.value.type.local_bytes(mesh) for argument in step.arguments)
-    return int(whole(memory_on(step, mesh, XLA_FOR_CPUS).total)) - given
+    return int(whole(memory_on(step, mesh, XLA_FOR_CPUS).total) - given)
 
 
 def figures(names: list[str] | None = None) -> Iterator[Figure]:

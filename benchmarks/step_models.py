@@ -197,7 +197,7 @@ def lm1b() -> TrainingStep:
                 x = Block()(x, mask)
             return embedding.attend(nn.LayerNorm()(x)) / EMBED**0.5
 
-    model = Decoder()
+    model: Any = Decoder()
 
     def loss(variables: Any, tokens: Any) -> Any:
         logits, low = model.apply(variables, tokens), 0.1 / (VOCAB - 1)
