@@ -112,11 +112,12 @@ def _searched(program: ImportedProgram, memory: int, storage: bool) -> Plan:
         path = Path(folder, "small.mtf")
         path.write_text(MACHINE.format(memory=memory))
         plan = program.search(DEVICES, str(path), budget=SECONDS, storage=storage)
-    passes = tuple(map(_for_small_arrays, default_pipeline("step")))
+    passes = tuple(map(for_small_arrays, default_pipeline("step")))
     return attrs.evolve(plan, case=attrs.evolve(plan.case, passes=passes))
 
 
-def _for_small_arrays(each: Pass) -> Pass:
+def for_small_arrays(each: Pass) -> Pass:
+    """Return a pass of a pipeline with limits as small as the models are."""
     if isinstance(each, CombineCollectives):
         return attrs.evolve(each, max_bytes=BUCKET)
     return attrs.evolve(each, in_loops=1) if isinstance(each, PlaceReductions) else each

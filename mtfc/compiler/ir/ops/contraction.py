@@ -73,8 +73,15 @@ def points_of(eqn: Equation, dims: Iterable[Dim], sizes: Sizes) -> Any:
 
 
 def subscripts(eqn: Equation) -> str:
-    """Return the einsum in letters, such as `bi,ih->bh`."""
+    """Return the einsum in letters, such as `bi,ih->bh`.
+
+    Summed dimensions have ascending letters, as they are stored: `jnp.einsum` sums in the order of the alphabet, and XLA copies
+    an operand that has another order.
+    """
     letters = letters_of(iteration_dims(eqn))
+    largest = max(eqn.operands, key=lambda value: value.type.size).type.dims
+    summed = [dim for dim in largest if dim not in eqn.result.type.dims]
+    letters |= zip(summed, sorted(letters[dim] for dim in summed), strict=True)
     terms = ["".join(letters[dim] for dim in value.type.dims) for value in (*eqn.operands, eqn.result)]
     return ",".join(terms[:-1]) + "->" + terms[-1]
 

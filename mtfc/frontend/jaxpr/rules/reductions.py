@@ -166,10 +166,9 @@ def _emit_convolution(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence
     targets = tuple(result.axes[o] for o in numbers.out_spec[2:])
     value, outs = _all_windows(emitter, value, x.axes, [*rows], size_of_window, targets, 0.0)
     known = {*value.type.dims, *kernel.type.dims}
-    spatial = {f for _, factors in outs for f in leaves(factors)}
-    others = (f for each in result.axes for f in leaves(each) if f not in spatial)
-    dims = tuple(d for d in emitter.dims.of(others) if d in known)
-    found = emitter.build.einsum(value, kernel, dims=(*dims, *(out for out, _ in outs)))
+    spatial = {f: out for out, factors in outs for f in leaves(factors)}
+    dims = (spatial.get(f) or emitter.dims.of((f,))[0] for f in emitter.in_order(result))
+    found = emitter.build.einsum(value, kernel, dims=tuple(dict.fromkeys(d for d in dims if d in known)))
     gone = emitter.dims.of(own[numbers.rhs_spec[1]])
     for dim in gone:
         if dim not in known:
