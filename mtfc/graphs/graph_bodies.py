@@ -27,10 +27,11 @@ RESULTS = re.compile(r"1 name for (?:the )?(\d+) values")
 class GraphBody:
     """The body of the model, or of a function.
 
-    made: the function of Python that makes the function. around: the body that calls it. loop: the loop whose statements are
-    written now. given: the arguments by name, each with the value that the call passes. captured: those arguments that the
-    function reads from around it. states: the declaration and the loop of each state. once: statements that may stand in
-    the body once.
+    made: the Python function that was traced to write this body. around: the body that calls this one. loop: the loop whose
+    statements are being written. lines: the statements, each with its text, place and depth. names: the names in use. given:
+    the arguments by name, each with the value that the call passes. captured: the arguments that the function reads from around
+    it. states: the declaration and the loop of each state. once: the written statements
+    that a body may have only once.
     """
 
     made: object = None

@@ -97,6 +97,7 @@ class _Tables:
         self.common = 0.0
 
     def times(self) -> TransferTimes:
+        """Fill all tables, and return them."""
         graph = self.tasks.graph
         uses: list[ValueUse] = [name.of for name in self.tasks.names if name.kind == "taken"]
         forward, backward = self._compute()
@@ -135,6 +136,10 @@ class _Tables:
         return found
 
     def _of_uses(self, uses: Sequence[ValueUse], between: Callable[[ValueUse], Array]) -> Array:
+        """Return the tables of all uses of values: [use, maker's and user's configuration, maker's and user's task].
+
+        between: returns the times between the tasks of a use in the current strategy.
+        """
         most, known = self.parts.shape[1], dict[object, int]()
         if len(uses) * (most * self.room) ** 2 > MOST:
             raise TablesTooLarge
@@ -169,12 +174,14 @@ class _Tables:
                 yield i, j
 
     def _taken(self, use: ValueUse) -> Array:
+        """Return the times from the end of the maker's tasks to the start of the user's tasks, in the forward pass."""
         sums = [BlockName("summed", use.maker, use.value)] if use.value in use.maker.pending else []
         return self._between(
             BlockName("step", use.maker), *sums, BlockName("taken", use), BlockName("step", use.user)
         )[0]
 
     def _returned(self, use: ValueUse) -> Array:
+        """Return the times from the end of the user's tasks to the start of the maker's tasks, in the backward pass."""
         if not self.tasks.flow.returns(use.value, use.user):
             return np.full((1, 1), -inf)
         sums = [BlockName("collected", use.maker, use.value)] if use.value in use.maker.pending else []
@@ -200,6 +207,10 @@ class _Tables:
         return start[:, last], start[:, last] + blocks.seconds[last]
 
     def _update(self, name: BlockName) -> None:
+        """Add the times and the work of the update of a bundle of parameters, which depends on one or two operators.
+
+        Updates that three or more operators share count with a lower bound.
+        """
         bundle: ParameterBundle = name.of
         operators = list(dict.fromkeys(self.tasks.number[step] for step in bundle.steps))
         own = operators[0]
@@ -215,6 +226,11 @@ class _Tables:
             self.common += self.tasks.update_seconds(size) + self.tasks.norm_seconds(size)
 
     def _update_pair(self, name: BlockName, own: int, other: int) -> None:
+        """Add the update of a bundle whose parameters two operators use.
+
+        The table of each step is indexed by the configurations of its own and of the other operator. The work of the update
+        goes to operator `own`, with the least over the configurations of the other.
+        """
         most = self.parts.shape[1]
         steps = name.of.steps
         tables = {step: np.full((most, most, self.room), -inf) for step in steps}
@@ -229,6 +245,7 @@ class _Tables:
             self.shared.append((self.number[step], other if self.tasks.number[step] == own else own, table))
 
     def _raise(self, found: Array, step: OperatorStep, name: BlockName) -> None:
+        """Raise entries of a table to the time from the end of a step's backward pass to the end of the update, by device."""
         added = BlockName("added", name.of)
         if self.tasks.clips:  # all updates wait for the sum
             least = self._build(name).seconds.max(initial=0.0)

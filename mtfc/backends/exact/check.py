@@ -91,16 +91,16 @@ def summed_up(
 ) -> ExactResult:
     """Return the result of a comparison.
 
-    counts: for each output in each draw its name, the number of its elements, of those that differ, and of those without a
-    meaning. The others are as in the result.
+    counts: for each output in each draw its name, its number of elements, the number of differing elements, and the number of
+    elements without a meaning in the field. unsure, computed and cut_loops are as in `ExactResult`.
     """
     judged = Counter[str]()
-    for output, elements, _, unknown in counts:
-        judged[output] += elements - unknown
+    for output, elements, _, meaningless in counts:
+        judged[output] += elements - meaningless
     wrong = dict.fromkeys(output for output, _, differ, _ in counts if differ)
-    elements = sum(each for _, each, _, _ in counts)
+    elements = sum(count for _, count, _, _ in counts)
     not_judged = elements - judged.total()
-    unjudged = tuple(output for output, number in judged.items() if not number)
+    unjudged = tuple(output for output, count in judged.items() if not count)
     return ExactResult(tuple(wrong), elements, not_judged, dict(unsure), computed, cut_loops, unjudged)
 
 

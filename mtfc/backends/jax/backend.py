@@ -227,6 +227,8 @@ class ReplicationTracker:
 
     JAX derives the axes from operands and from `lax.axis_index`. It cannot know that a tensor is held in parts if none of its
     operands is, such as ones or a broadcast. The generated code then calls `lax.pcast`.
+
+    equations: value -> the equation that computes it. indexed: the axes whose device numbers the next statement reads.
     """
 
     def __init__(self, mesh: Mesh, function: Function) -> None:

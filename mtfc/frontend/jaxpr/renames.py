@@ -406,7 +406,11 @@ class StepGraph:
         uses: Iterable[tuple[Operand, Uses, int]],
         kept: frozenset[Factor] | None,
     ) -> None:
-        """Add a space that is no plain step. made: array -> how often it is made."""
+        """Add the space of an argument, of a loop's operand, or of outputs.
+
+        made: each array that the space makes -> how often it is made in a run. uses: the arrays that the space uses, as in
+        `StepSpace`. kept: the factors that places must keep; None for all.
+        """
         own = tuple(use for use in uses if use[0].shape)
         space = StepSpace(graph=self, made=tuple(made), uses=own, kept=kept)
         for var, times in made.items():

@@ -433,7 +433,11 @@ def _place_interleave_shards(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[T
 
 
 def _interleave_messages(eqn: Equation) -> tuple[int, int]:
-    """Return the turns in which processors send. They keep their parts in every places-th turn if parts % places is 0 or 1."""
+    """Return two numbers of turns: those in which a processor sends a part, and all turns. There is one turn for each part.
+
+    parts: the parts of a shard, dealt out among all processors. places: the number of processors. In the other turns a
+    processor keeps a part: one turn in `places` if parts % places is 0 or 1, and none otherwise.
+    """
     parts, places = AMONG.of(eqn.attrs).size, DIM_MOVED.of(eqn.attrs).size
     return parts - (-(-parts // places) if parts % places < 2 else 0), parts
 

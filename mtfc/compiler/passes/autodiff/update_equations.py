@@ -266,9 +266,10 @@ def seed(
     share: float = 1.0,
     weight: Value | None = None,
 ) -> Value:
-    """Return the cotangent of the loss: `share` times the scale. Without a scale from a state, the first scale counts.
+    """Return the cotangent of the loss, from which the backward pass starts: `share` times the scale.
 
-    weight: a further factor.
+    loss: the minimized value; the cotangent has its dtype. scale: the dynamic scale of the step; without one, the fixed scale
+    of `loss_scale` counts, or 1. share: the part of the batch that this loss averages over. weight: a further factor.
     """
     if weight is not None:
         weighed = builder("mul", seed(builder, weight, loss_scale, scale, share), weight)

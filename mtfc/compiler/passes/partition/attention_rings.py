@@ -394,6 +394,11 @@ class RingBuilder:
         return self._computed(b, [given.get(i, x) for i, x in enumerate(self.operands)], **mask)
 
     def _computed(self, b: Builder, operands: Sequence[Value], **changed: Attr) -> tuple[Tree, Tree]:
+        """Add the attention equations on blocks of rows and columns. Return the sums for rows, and the gradients for columns.
+
+        operands: the operands of the equations, with blocks in the place of whole arrays. changed: attributes that differ from
+        those of a block without a mask.
+        """
         attributes: dict[str, Attr] = {
             **{
                 name: value for name, value in self.eqns[0].attrs.items() if name not in (LOW.name, HIGH.name)
@@ -409,9 +414,9 @@ class RingBuilder:
         columns: list[Value] = []
         for eqn in self.eqns:
             names = [value.name for value in eqn.results]
-            found = b.several(eqn.op, *operands, names=names, **attributes)
-            for value, whole in zip(found, eqn.results, strict=True):
-                (columns if self.ring.column in whole.type.dims else rows).append(value)
+            block_results = b.several(eqn.op, *operands, names=names, **attributes)
+            for value, result in zip(block_results, eqn.results, strict=True):
+                (columns if self.ring.column in result.type.dims else rows).append(value)
         return self.sums.start(b, rows) if rows else (), tuple(columns)
 
     def _memory(self, part: Dim) -> tuple[Dim, ...]:

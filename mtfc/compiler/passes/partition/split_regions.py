@@ -255,6 +255,7 @@ class RegionNetwork:
             self._needed(output.value, output.value.type.split_by(output.layout or {}))
 
     def _body(self, body: Iterable[Equation], times: int) -> None:
+        """Add the equations of a body that know the dimension. times: how often the body runs in a step."""
         for eqn in (each for each in body if self.dim in self.facts.dims[each]):
             if eqn.regions:
                 self._loop(eqn, times)
@@ -331,7 +332,10 @@ class RegionNetwork:
     # Equations
 
     def _split_equation(self, eqn: Equation, times: int) -> None:
-        """Add an equation whose layout uses the axis: its operands and results have known types."""
+        """Add an equation whose layout uses the axis: its operands and results have known types.
+
+        times: how often the equation runs in a step.
+        """
         rule = OPS[eqn.op].layout_rule(eqn)
         for i, value in enumerate(eqn.operands):
             self._needed(value, needed_type(eqn, i), times)
@@ -343,6 +347,7 @@ class RegionNetwork:
                 self._given(value, type, times)
 
     def _equation(self, eqn: Equation, times: int) -> None:
+        """Add an equation whose layout may or may not use the axis: arcs for its operands and results, and for its work."""
         group = self._group(eqn)
         split = attrs.evolve(eqn, layout=more_split(eqn, self.dim.name, self.axis))
         labels = {WHOLE, *((PARTS,) if self._can_split(eqn, split) else ()), *((PENDING,) if group else ())}
@@ -403,6 +408,10 @@ class RegionNetwork:
     # Loops
 
     def _loop(self, eqn: Equation, times: int) -> None:
+        """Add a loop: its operands, its body, and its results.
+
+        Ends of the body that may be on parts are places of their own.
+        """
         region, inside, looped = region_of(eqn), times * dim_of(eqn).size, dim_of(eqn) == self.dim
         labels: dict[str, Place | int] = {}
         is_small = self.options.form == "memory"

@@ -41,12 +41,17 @@ class MaskRange:
     high: Rows
 
     def where(self, kept: Booleans | Integers) -> MaskRange:
+        """Return the layouts that a mask or an index selects."""
         return MaskRange(self.low[kept], self.high[kept])
 
 
 @attrs.frozen(slots=False, eq=False)
 class SearchSetting:
-    """A step, its layouts on one mesh, and the machine. overlaps: True if communication overlaps with independent computation."""
+    """A step, its layouts on one mesh, and the machine.
+
+    space: the columns of the layouts. overlaps: True if communication overlaps with independent computation. numbers: the
+    columns of sets of dimensions that were asked for.
+    """
 
     space: LayoutSpace
     step: StepFacts
@@ -61,9 +66,11 @@ class SearchSetting:
 
     @property
     def degrees(self) -> Seconds:
+        """Return the number of shards by the mask of the axes that split a dimension, as floats."""
         return self.collectives.degrees
 
     def columns(self, dims: Dims) -> Columns:
+        """Return the columns of the layouts that decide dimensions; some dimensions have none."""
         found = self.numbers.get(dims)
         if found is None:
             number = self.space.number
@@ -131,6 +138,10 @@ class EffectBounds:
         return self._terms[term]
 
     def _term(self, term: Term) -> Seconds:
+        """Return the least value of a term under each partly decided layout. [layout]
+
+        An amount is divided by as many shards as the layout may still allow.
+        """
         match term:
             case ShardedAmount(amount, dims, alike):
                 split = self.high(dims)
@@ -273,6 +284,11 @@ class EffectBounds:
         return leaving & ~self._shared(self.setting.columns(frozenset(data.beside)))
 
     def _path(self, path: DataPath, leaving: Rows, sharing: Mapping[Value, Integers]) -> Seconds:
+        """Return the least seconds of the exchanges along one path of moved data, for each layout.
+
+        leaving: the axes that data leaves the path's start with. sharing: by value, the number of paths that share its
+        exchange.
+        """
         seconds, rows = np.zeros(self.number), np.flatnonzero(leaving)
         if not len(rows):
             return seconds

@@ -161,6 +161,7 @@ def _link_along(linker: Linker, step: AppliedPrimitive, own: Sequence[int]) -> N
 
 
 def emit(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
+    """Append the call of a primitive for which there is no op."""
     values, mapped, results, function = indexing.call_operands(emitter, step, _shared(step))
     keys = step.params["num_keys"] if step.primitive == "sort" else 0
     return add_call(emitter, step, function, values, mapped, results, keys)
@@ -175,10 +176,13 @@ def add_call(
     results: Sequence[tuple[Dim, ...]],
     keys: int = 0,
 ) -> Sequence[Value]:
-    """Append a call of a function on shards: see `OnShards`. results: the dimensions of each result behind the mapped ones.
+    """Append an equation that calls a function of JAX on shards, and return its results: see `OnShards`.
 
-    Some operand has each mapped dimension, so that it is split where the results are. A call without them is opaque, unless its
-    arrays have no axes.
+    step: the primitive that the call computes. mapped: the dimensions over which the function is mapped, which layouts may
+    split; some operand has each of them. results: the dimensions of each result behind the mapped ones. keys: the first `keys`
+    operands are keys of a sort.
+
+    Layouts cannot split a call without mapped dimensions, and the emitter notes it unless its arrays have no axes.
     """
     name = _name(step, operands, results)
     dims = (

@@ -38,7 +38,8 @@ LARGEST = 50_000
 class VariableNames:
     """Names of values. The first value of a variable has the variable's name, and no other value ever has it.
 
-    seen: the variables that have had values, shared by all blocks of the function.
+    variables: all variables of the function. seen: the variables that have had values, shared by all blocks of the function.
+    others: makes the names of further values.
     """
 
     def __init__(self, variables: Collection[str], seen: set[str]) -> None:

@@ -65,7 +65,7 @@ def find_optimizer(node: ast.Expr, scope: Scope, std: Scope) -> Optimizer | None
 
 
 def _elsewhere(name: str, std: Scope) -> str | None:
-    """Return help for an optimizer of another library."""
+    """Return help if a name is that of an optimizer in another library, such as `AdamW` of PyTorch; otherwise None."""
     meant = other_libraries.optimizer(name, std.optimizers)
     return f"write `{usage(meant, std.optimizers[meant][0])}`, without an import" if meant else None
 
@@ -227,9 +227,11 @@ def elaborate_updates(
 
 
 def elaborate_hyperparameter(optimizer: Optimizer, name: str, scope: Scope) -> Function | None:
-    """Make a function without arguments that gives a hyperparameter of the step, f32[].
+    """Make the function that computes one hyperparameter of an optimizer, such as its learning rate: no arguments, one f32[]
+    output.
 
-    The first declaration of the optimizer that has the hyperparameter counts. Returns None if the call is wrong.
+    The hyperparameter is that of the first declaration which has it. Returns None, with a diagnostic, if the call of the
+    optimizer is wrong.
     """
     decl = declaration_of(optimizer, name)
     given = given_hypers(optimizer, decl, scope)
@@ -247,6 +249,10 @@ def _case(optimizer: Optimizer, type: TensorType) -> tuple[ast.OptimizerDecl, Bi
 def _function(
     optimizer: Optimizer, decl: ast.OptimizerDecl, bindings: Bindings, type: TensorType, scope: Scope
 ) -> Function | None:
+    """Return the update function of a declaration for parameters of a type; None, with a diagnostic, if the call is wrong.
+
+    bindings: the names in the declaration's pattern, bound to that type.
+    """
     given = given_hypers(optimizer, decl, scope)
     inside = _inside(optimizer, bindings)
     return None if given is None else UpdateBody(decl, type, inside).function(given, scope)

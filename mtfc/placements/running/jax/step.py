@@ -39,14 +39,20 @@ Returned = dict[str, str | list[str]]
 
 
 class FunctionWriter:
-    """Writes a function of the module. first: the statements before its tasks."""
+    """Writes a function of the module.
+
+    first: the statements that unpack arrays; they stand before the tasks.
+    """
 
     def __init__(self, plan: ModulePlan) -> None:
         self.plan, self.tasks = plan, TaskList(Names(TAKEN))
         self.first: list[str] = []
 
     def unpacked(self, source: str, pieces: PiecesByName, turn: int = 0) -> Unpacked:
-        """Return the variables of the arrays of a dict. turn: the micro-batch whose pieces are taken."""
+        """Write statements that unpack the arrays of a dict, and return the variables of each array's pieces.
+
+        source: the variable of the dict. turn: the micro-batch whose pieces are taken.
+        """
         found: dict[str, list[str]] = {}
         for name, own in pieces.items():
             for number, piece in enumerate(own, len(own) * turn):
@@ -56,9 +62,13 @@ class FunctionWriter:
         return found
 
     def start(
-        self, placed: PlacedGraph, params: Unpacked, micro: int = 0, count: int = 1, number: str = ""
+        self, placed: PlacedGraph, params: Unpacked, micro: int = 0, count: int = 1, step_variable: str = ""
     ) -> PlacedRun:
-        """Return a pass of one of some micro-batches. number: a variable with that of the step; 0 without one."""
+        """Start the pass of micro-batch `micro` of `count`: unpack its arrays, and return the pass before its first task.
+
+        params: the variables of the parameters' pieces. step_variable: a variable with the number of the training step; if
+        empty, the number is 0.
+        """
         held = dict[Value, list[HeldPiece]]()
         known = {a.value.name: a.value for a in placed.graph.function.arguments}
         inputs = self.unpacked("inputs", self.plan.inputs, micro)
@@ -68,10 +78,9 @@ class FunctionWriter:
                     held.setdefault(value, []).append(HeldPiece(piece.device, piece.ends, variable))
         for argument in placed.graph.function.arguments:
             if argument.role == "step":
-                function, given = (
-                    ("counted", [number, count, f"at({micro}, 0)"]) if number else ("at", [0, 0])
-                )
-                held[argument.value] = [HeldPiece(0, (), self.tasks.apply(0, function, given, ["number"])[0])]
+                counted = [step_variable, count, f"at({micro}, 0)"]
+                call = ("counted", counted) if step_variable else ("at", [0, 0])
+                held[argument.value] = [HeldPiece(0, (), self.tasks.apply(0, *call, ["number"])[0])]
         return PlacedRun(placed, self.tasks, held)
 
     def definition(self, name: str, signature: str, doc: str, returned: Mapping[str, Returned]) -> str:
