@@ -158,6 +158,7 @@ def _each_once(arguments: Any) -> Any:
     jax, seen = import_jax(), set[int]()
 
     def once(x: Any) -> Any:
+        """Return an array, or a copy of the array if an earlier argument has its buffer."""
         if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer):
             return x
         buffer = _buffer_of(x)

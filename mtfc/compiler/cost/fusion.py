@@ -51,6 +51,7 @@ class FusionModel:
     has_register_traffic = False
 
     def __init__(self, function: Function, mesh: Mesh, device: Device, whole: Function | None = None) -> None:
+        """Decide which values the kernels store."""
         self.mesh = mesh
         self.device = device
         self.is_bound = whole is not None

@@ -154,11 +154,17 @@ class _Item:
 
 @frozen
 class _Simulator:
+    """Simulates a function on one device: an item for each equation, and a task for each thing that an item occupies.
+
+    servers: the servers that complete sums of gradients, if the step has any.
+    """
+
     topology: Topology
     device: Device
     servers: ParameterServers | None = None
 
     def run(self, function: Function) -> StepTime:
+        """Return the time of a step that runs a function."""
         makers = {value: eqn for eqn in function.body for value in eqn.results}
         works = work(function, self.topology.mesh, self.device)
         items = [self._item(eqn, each, makers) for eqn, each in zip(function.body, works, strict=True)]
@@ -167,6 +173,7 @@ class _Simulator:
         return _summary(items, graph, timeline)
 
     def _item(self, eqn: Equation, work: KernelWork, makers: Mapping[Value, Equation]) -> _Item:
+        """Return the item of an equation: its seconds by device of the timeline, its lines, and its seconds at peak rate."""
         if eqn.regions:
             return self._loop(eqn, work)
         if has_trait(eqn, "sends"):
@@ -177,14 +184,15 @@ class _Simulator:
         return _Item(eqn, seconds, {eqn.span: Seconds(compute=work.seconds)} if seconds else {}, ideal)
 
     def _loop(self, eqn: Equation, work: KernelWork) -> _Item:
-        trips, inside = _trips(eqn), self.run(joined_iterations(eqn))
-        seconds = {COMPUTE: inside.seconds, **inside.busy} if inside.seconds else {}
+        """Return the item of a loop: one simulated iteration, as often as the loop runs, and the loop's own kernels."""
+        trips, iteration = _trips(eqn), self.run(joined_iterations(eqn))
+        seconds = {COMPUTE: iteration.seconds, **iteration.busy} if iteration.seconds else {}
         seconds = {device: each * trips for device, each in seconds.items()}
-        lines = {span: each.times(trips) for span, each in inside.lines.items()}
+        lines = {span: each.times(trips) for span, each in iteration.lines.items()}
         if work.seconds:
             seconds = sums((*seconds.items(), (COMPUTE, work.seconds)))
             lines = sums((*lines.items(), (eqn.span, Seconds(compute=work.seconds))))
-        return _Item(eqn, seconds, lines, inside.ideal * trips, inside)
+        return _Item(eqn, seconds, lines, iteration.ideal * trips, iteration)
 
     def _collective(self, eqn: Equation, makers: Mapping[Value, Equation]) -> _Item:
         """Return the item of a collective. The bytes of each operand of a combined collective count for the operand's line."""
@@ -228,6 +236,10 @@ def _tasks(items: Sequence[_Item]) -> Iterator[Task]:
 
 
 def _summary(items: Sequence[_Item], graph: TaskGraph, timeline: Timeline) -> StepTime:
+    """Return the time of a step, with its lines, its lanes' busy seconds, and its events.
+
+    Time in which a device waits counts for the line of the item that it waits for.
+    """
     end = makespan(timeline)
     exposed = (_exposed(items[number], seconds) for number, seconds in _pauses(graph, timeline, end))
     lines = sums(pair for each in (*(item.lines for item in items), *exposed) for pair in each.items())

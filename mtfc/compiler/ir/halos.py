@@ -43,7 +43,10 @@ def shift_blocks(
 
 
 def concat_parts(b: BlockRewriter, s: Split, *parts: Part) -> Part:
-    """Join parts of every block, in the order given."""
+    """Return the concatenation of parts, within each block, and its dimension.
+
+    A part is an array and the dimension that it has there.
+    """
     if len(parts) == 1:
         return parts[0]
     sources = tuple(dim for _, dim in parts)

@@ -271,7 +271,10 @@ def _transposed_later(c: RewriteContext, eqn: Equation) -> Value | None:
 
 
 def _implicit_transpose(c: RewriteContext, eqn: Equation) -> Value | None:
-    """op(y, transpose(x)) == op(y, x): the first operand with all dims gives their order, the others are aligned to it."""
+    """op(y, transpose(x)) == op(y, x): dimensions are matched by name.
+
+    The first operand with all dims gives the order of the result. So nothing changes if that operand is itself a transpose.
+    """
     first = max(eqn.operands, key=lambda value: len(value.type.dims))
     return None if c.has_trait(first, "transpose") else _without_transposes(c, eqn)
 

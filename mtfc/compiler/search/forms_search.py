@@ -154,6 +154,7 @@ class FormsSearch:
         tried = PricedLayouts(self.pricing, self.objective, room, limit=limit, evaluated=evaluated)
 
         def each() -> Iterator[Plan]:
+            """Yield the given layouts, then each candidate with each of the forms, until the time is over."""
             yield from self.given
             for i, (mesh, layout) in enumerate(candidates):
                 for forms in self.forms:

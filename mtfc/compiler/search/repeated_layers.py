@@ -200,7 +200,11 @@ class _Members:
         return int(np.count_nonzero(cuts == cuts.min()))
 
     def _cuts(self, run: Run) -> tuple[Mapping[Hashable, Sequence[int]], NDArray[np.int64]]:
-        """Return where a run uses what one copy alone uses, and for each place of a period the values alive there."""
+        """Return the values that single copies of a run use, with their places, and for each place of a period the number of
+        values alive.
+
+        A value's places are the distances from the run's start at which the run uses the value.
+        """
         nodes = {**{value: value for value in self._arguments}, **self._makers}
         places: dict[Hashable, list[int]] = defaultdict(list)
         for i in run.equations:
@@ -214,7 +218,9 @@ class _Members:
         return own, cuts
 
     def _alive_in(self, run: Run) -> Iterable[tuple[int, int]]:
-        """Return where each value of a run is made, and where the run uses it last, from the run's start."""
+        """Return for each value of a run the place that makes the value and the last place that uses it, counted from the run's
+        start.
+        """
         made: dict[Value, int] = {}
         last: dict[Value, int] = {}
         for i in run.equations:
@@ -223,7 +229,7 @@ class _Members:
         return ((made[value], place) for value, place in last.items())
 
     def _made_in(self, run: Run) -> dict[Value, Hashable]:
-        """Return what the copies of a run make and do not hand on."""
+        """Return value -> copy, for the values that the copies of a run make and do not hand on to the next copy."""
         made: dict[Value, Hashable] = {
             value: (run, run.copy_of(i)) for i in run.equations for value in self._function.body[i].results
         }
@@ -233,7 +239,7 @@ class _Members:
         return made
 
     def join_users(self, runs: Sequence[Run]) -> None:
-        """Join each copy with the copies of other runs that made what it alone uses."""
+        """Join each copy of a layer with the copies in other runs whose results are used by this copy alone."""
         for run in runs:
             users: dict[Value, set[int]] = defaultdict(set)
             for i in run.equations:
@@ -249,9 +255,9 @@ class _Members:
 
 
 def _handed_on(function: Function, run: Run) -> dict[tuple[int, int], tuple[int, int]] | None:
-    """Return the operands that each copy gets from the one before: (equation, operand) -> (equation, result).
+    """Return the operands that each copy gets from the copy before: (equation, operand) -> (equation, result).
 
-    None if copies differ in that, or one gets an operand from an earlier one.
+    None if copies differ in these operands, or if a copy gets an operand from an earlier copy than the one before.
     """
     made = {v: (i, r) for i in run.equations for r, v in enumerate(function.body[i].results)}
     found: dict[tuple[int, int], tuple[int, int]] | None = None
@@ -307,6 +313,8 @@ def _tokens(function: Function) -> NDArray[np.int64]:
 
 
 def _token(eqn: Equation, known: set[Dim]) -> Hashable:
+    """Return a key that is equal for equations of the same form. known: the dimensions of arguments, which count by name."""
+
     def plain(x: Attr) -> Hashable:
         if isinstance(x, Dim):
             return x.name if x in known else x.size

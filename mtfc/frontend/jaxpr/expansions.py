@@ -119,7 +119,9 @@ def _has_keys(var: Any) -> bool:
 
 
 def _of_data(eqn: Any) -> Any:
-    """Return the jaxpr of the primitive for each element of the keys' data."""
+    """Return a jaxpr that applies the primitive of random keys to the keys' data: mapped over the numbers of a key, the last
+    axis.
+    """
     import jax
 
     struct: Any = jax.ShapeDtypeStruct

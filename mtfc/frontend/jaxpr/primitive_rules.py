@@ -262,7 +262,9 @@ class JaxprEmitter:
     # Operations
 
     def elementwise(self, op: str, *values: Value, **attributes: Any) -> Value:
-        """Apply an elementwise op to values that may each lack dimensions of the others."""
+        """Apply an elementwise op to values of which none may have all dimensions; then the largest value is broadcast to all
+        of them.
+        """
         dims = tuple(dict.fromkeys(dim for value in values for dim in value.type.dims))
         if all(len(value.type.dims) < len(dims) for value in values):
             widest = max(range(len(values)), key=lambda i: values[i].type.size)

@@ -82,6 +82,11 @@ class _HaloFinder:
         return cls(function, program.names, shards, makers, uses, program.new_blocks())
 
     def halos(self, eqn: Equation, bridge: Bridge, trips: int) -> Iterator[tuple[int, Halo]]:
+        """Yield the halos that a partitioned equation exchanges, each with the number of its kind of equation in `keys`.
+
+        The equation is partitioned together with the equations before it of the same op, if possible. A shift sends whole hops;
+        kernels that are made for the partition move only their bytes.
+        """
         met = self._met(eqn, bridge)
         last = self._last(eqn)
         body = (self._partitioned(last, eqn, bridge) or self._partitioned(eqn, eqn, bridge)) if met else []

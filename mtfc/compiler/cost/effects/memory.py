@@ -549,16 +549,20 @@ class _LiveValues:
         yield {}
 
     def _lives(self, function: Function) -> Iterator[_Lifetime]:
-        uses, nothing = _LastUses.of(function, self.replaced), frozenset[str]()
-        made = {value: (i, eqn) for i, eqn in enumerate(function.body) for value in eqn.results}
+        """Yield the lifetimes of slices of a loop's stacks, and of the values that the function computes.
+
+        Views, results that replace an argument, scalars and values that can be recomputed have no lifetime.
+        """
+        uses, none = _LastUses.of(function, self.replaced), frozenset[str]()
+        births = {value: (i, eqn) for i, eqn in enumerate(function.body) for value in eqn.results}
         replacing = (output.value for output in function.outputs if output.updates)
         without = self.without.union(replacing, uses.views)
         for value in (a.value for a in function.arguments if a.role == "sliced"):
             if value not in without:
-                yield from self._life(value, 0, nothing, uses)
-        for value, (birth, eqn) in made.items():
+                yield from self._life(value, 0, none, uses)
+        for value, (birth, eqn) in births.items():
             if value not in without and value.type.dims and not _can_be_recomputed(eqn):
-                yield from self._life(value, birth, self.replaced.get(eqn, nothing) or nothing, uses)
+                yield from self._life(value, birth, self.replaced.get(eqn, none) or none, uses)
 
     def _life(self, value: Value, birth: int, mixed: Dims, uses: _LastUses) -> Iterator[_Lifetime]:
         """Yield the time until the last sure use, then the time that a part is used, then the uses where dimensions are whole."""
@@ -600,6 +604,10 @@ class _LastUses:
 
     @classmethod
     def of(cls, function: Function, replaced: Mapping[Equation, Dims | None]) -> _LastUses:
+        """Collect the uses of values in a function.
+
+        replaced: equations of which a layout may compute parts, as in `_LiveValues`.
+        """
         uses: dict[Value, list[tuple[int, Equation]]] = {}
         for i, eqn in enumerate(function.body):
             for value in dict.fromkeys(eqn.operands):
@@ -616,16 +624,20 @@ class _LastUses:
         return sorted(found, key=lambda use: (len(use.mixed), len(use.views), use.last))
 
     def _of(self, value: Value) -> Iterator[_LastUse]:
+        """Yield the uses of a value; a use of a view of the value counts with the share that the view shows.
+
+        An equation that may write its result into the value's buffer uses the value only until the equation before it.
+        """
         if value in self.outputs:
             yield _LastUse(self.length)
         for i, eqn in self.uses.get(value, ()):
             is_view = len(eqn.results) == 1 and eqn.results[0] in self.views
-            taken = not is_view and _may_take_over(eqn, value)
-            later = list(self._of(eqn.result)) if is_view else [_LastUse(i - taken)]
+            reuses_buffer = not is_view and _may_take_over(eqn, value)
+            last_uses = list(self._of(eqn.result)) if is_view else [_LastUse(i - reuses_buffer)]
             bridge, mixed = bridge_of(eqn), self.replaced.get(eqn, frozenset())
             if mixed is None or self._may_be_made_before(i, eqn, value):
                 continue
-            for use in later:
+            for use in last_uses:
                 if bridge is not None and is_view:
                     views, share = (*use.views, eqn.result), use.share * bridge.share
                     yield attrs.evolve(use, views=views, share=share)

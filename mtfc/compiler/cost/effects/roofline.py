@@ -93,6 +93,10 @@ def work_in(function: Function, fusion: FusionModel) -> list[KernelWork]:
 
 
 def _work(eqn: Equation, fusion: FusionModel) -> KernelWork:
+    """Return the FLOPs, the bytes and the seconds of the kernel of an equation.
+
+    Collectives and views have no kernel seconds.
+    """
     if has_trait(eqn, "sends"):
         return KernelWork(0, 0, 0.0)
     flops = OPS[eqn.op].flops(eqn, Numbers(fusion.mesh))
@@ -270,6 +274,11 @@ def _cleared(eqn: Equation, reads: _Reads) -> Iterator[Term]:
 
 
 def _parts_of(eqn: Equation, operands: Mapping[Value, Term | None], reads: _Reads) -> _KernelParts:
+    """Return the parts of the least kernel time of an equation: arithmetic, loads of the MXU, moved bytes, overhead, and
+    copies.
+
+    operands: the term for reading each operand, None if reading it costs nothing.
+    """
     fusion, device = reads.fusion, reads.fusion.device
     stored = [value for value in eqn.results if value in fusion.stored and value not in fusion.ends]
     is_kernel = bool(stored) or not fusion.near.isdisjoint(eqn.results)

@@ -93,6 +93,10 @@ def _of_graph(graph: DeviceGraph, count: int) -> DeviceLinks:
 
 
 def _of_nested(hardware: Hardware, count: int) -> DeviceLinks:
+    """Return the links between the first `count` devices of a machine whose links are nested, such as nodes of devices.
+
+    Each pair of devices uses one port: that of the sender, or of the group of senders that shares a link.
+    """
     port = np.full((count, count, 1), -1, np.int64)
     latency, bandwidth = np.zeros((count, count)), np.full((count, count), np.inf)
     ports: dict[GraphPort, int] = {}

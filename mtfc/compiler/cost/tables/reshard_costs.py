@@ -132,6 +132,10 @@ class _StepGraph:
         price: StepPrice,
         until: float,
     ) -> _StepGraph:
+        """Collect the steps, and price each of them. numbers: placement -> its number.
+
+        Raises `TimeoutError` at the time `until`.
+        """
         runs: dict[tuple[Attr, Axes], int] = {}
         added = [runs.setdefault(run, len(runs)) if (run := _added(step)) else -1 for step in steps]
         completed = [set(step.before.pending) - set(step.after.pending) for step in steps]

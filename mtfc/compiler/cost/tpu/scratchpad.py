@@ -37,8 +37,8 @@ class ScratchpadFusion(TpuFusion):
     """The kernels of a program that lies in the scratchpad.
 
     rounds: True if dots wait for memory to round their results. small: elementwise results from which larger arrays are
-    computed. parts: the dot whose kernel stores the result of an equation. kernels: all kernels that compute an equation.
-    computed: the equations that the kernel of a dot computes.
+    computed. parts: the dot whose kernel stores the result of an equation. without_kernel: equations that have no kernel of
+    their own. kernels: all kernels that compute an equation. computed: the equations that the kernel of a dot computes.
     """
 
     crosses_stages = True
@@ -46,6 +46,7 @@ class ScratchpadFusion(TpuFusion):
     def __init__(
         self, function: Function, mesh: Mesh, device: Device, vmem: Scratchpad, is_placed: bool
     ) -> None:
+        """Decide which kernel computes each equation. is_placed: True if the collectives are explicit."""
         self.vmem = vmem
         self.rounds = is_placed and (vmem.reads or 0.0) <= device.bandwidth.peak
         self.small: set[Value] = set()
@@ -104,6 +105,7 @@ class ScratchpadFusion(TpuFusion):
         return super()._fuses_operands(eqn) or (is_dot(eqn) and not reads_windows)
 
     def _store_ends(self, function: Function) -> None:
+        """Store small values and ends; then find the equations that run in the kernel of a dot, or in no kernel."""
         self.small = set(self._small(function.body))
         self.stored |= self.small
         super()._store_ends(function)

@@ -143,6 +143,10 @@ class TpuFusion(FusionModel):
         return mxu_schedules(eqn, self.mesh, self.device.mxu_size)
 
     def loop_costs(self, function: Function) -> Mapping[Equation, tuple[int, float]]:
+        """Return for each loop the bytes and the seconds that it adds to its kernels.
+
+        A value is rounded in front of its first loop.
+        """
         loops = [eqn for eqn in function.body if eqn.regions]
         rounding = {value: loop for loop in reversed(loops) for value in _rounded(loop)}
         return {
@@ -151,6 +155,11 @@ class TpuFusion(FusionModel):
         }
 
     def _loop_cost(self, loop: Equation, rounded: Sequence[Value]) -> tuple[int, float]:
+        """Return the bytes and the seconds that a loop adds to its kernels: arrays cleared, arrays rounded, and copies in each
+        iteration.
+
+        rounded: the values that are rounded in front of this loop.
+        """
         region = region_of(loop)
         trips = dim_of(loop).size
         passes = [self._pass("clear", self.bytes(value.type), value.type) for value in self._cleared(loop)]

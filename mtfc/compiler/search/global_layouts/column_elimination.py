@@ -145,6 +145,11 @@ class StepTerms:
 
     @classmethod
     def of(cls, step: StepFacts, split: Dims, shards: Iterable[int]) -> StepTerms:
+        """Group the terms of a step by the names of dimensions that they depend on. split: the mixed dimensions that layouts
+        split.
+
+        shards: numbers of shards, each of which has halos of its own.
+        """
         facts = step.facts(split)
         found: dict[Dims, _Terms] = defaultdict(_Terms)
         for term, times in facts.kernels.items():
@@ -219,6 +224,11 @@ class ColumnTerms:
     def _table(
         self, rows: Rows, closed: Columns, scope: tuple[int, ...], is_whole: bool, terms: Sequence[_Terms]
     ) -> JointCosts:
+        """Return the least cost of some terms for each choice of the columns in `scope`. closed: columns that are decided
+        already.
+
+        is_whole: True if the rows decide all columns that the terms depend on.
+        """
         decided = closed
         for column in scope:
             rows, _ = self.bound.space.extended(rows, column, decided, self.bound.mesh)

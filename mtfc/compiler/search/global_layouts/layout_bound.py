@@ -77,6 +77,7 @@ class LayoutBound(SearchSetting):
         return self._held(known, self.step.memory_on_device)
 
     def _held(self, known: MaskRange, facts: MemoryFacts) -> Seconds:
+        """Return the least bytes in use on a device at the fullest point of the step, for each layout."""
         if id(facts) not in self.alive:
             self.alive[id(facts)] = self._alive(facts)
         alive, unions = self.alive[id(facts)], dict[Columns, Rows]()

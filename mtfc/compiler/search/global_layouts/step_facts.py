@@ -108,6 +108,10 @@ class StepFacts:
     def of(
         cls, function: Function, device: Device, recomputes: bool = False, has_short_routes: bool = False
     ) -> StepFacts:
+        """Return the facts of a function on a device.
+
+        The dimensions of attention that layouts may split otherwise than the rest count as mixed.
+        """
         positions = replaced_in(function, lambda eqn: bridge_of(eqn) is None)
         makers = {value: eqn for eqn in walk(function.body) for value in eqn.results}
         for eqn in filter(_is_attention, walk(function.body)):
@@ -140,6 +144,7 @@ class StepFacts:
         return MemoryFacts(bound.always, *largest_points(({},) if self.recomputes else bound.points))
 
     def _program(self, is_common: IsCommon) -> CommonProgram:
+        """Return the part of the program that all layouts have in common: the equations for which `is_common` is true."""
         return CommonProgram(
             self.function,
             self.names,
@@ -250,6 +255,7 @@ def fused_values(function: Function) -> set[Value]:
 
 
 def _facts(program: CommonProgram, find: FindKernels) -> Facts:
+    """Collect the effects of a program: kernels, routes of sums, moved data and stored parameters. find: finds the kernels."""
     function = program.function
     routes = sum_routes(program)
     readers = {stop.value: stop.readers for route in routes for stop in route.stops}

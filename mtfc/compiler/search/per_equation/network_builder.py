@@ -188,6 +188,9 @@ class NetworkBuilder(ValueNetwork):
     choices: dict[object, PlacedStrategies] = attrs.field(factory=dict, init=False)
 
     def network(self, function: Function) -> ChoiceNetwork:
+        """Return the network of a function: nodes for arguments, equations and outputs, and edges for the resharding between
+        them.
+        """
         self.pending = self.sums(function)
         ports = {
             argument.value.name: self._port(argument, argument.value, 0, KEPT_FOREVER)
@@ -226,6 +229,10 @@ class NetworkBuilder(ValueNetwork):
     # Equations
 
     def _body(self, function: Function, times: int) -> None:
+        """Add the equations of a body that runs `times` times in a step.
+
+        The clock counts equations; memory is held between its times.
+        """
         replaced = {output.value for output in function.outputs if output.updates is not None}
         self.unstored |= unstored(function, self.inside)
         for eqn in in_time(function.body, self.until):
@@ -286,6 +293,10 @@ class NetworkBuilder(ValueNetwork):
     # Loops and outputs
 
     def _loop(self, eqn: Equation, times: int) -> None:
+        """Add a loop that runs `times` times: nodes for the arguments of its body, the body, and the uses of what it returns.
+
+        Operands stay in memory until the loop ends; the arrays that are carried in are replaced at its start.
+        """
         region, begin = region_of(eqn), self.clock
         inner = times * dim_of(eqn).size
         ports = {a.value.name: self._port(a, a.value, begin, begin) for a in region.arguments}

@@ -214,19 +214,22 @@ def excess_of_pairs(a: NetworkArrays, rest: Integers, pair_rest: Integers, exces
 def _excess_of_edge(
     a: NetworkArrays, rest: Integers, pair_rest: Integers, excess: Integers, node: int, arc: int
 ) -> None:
-    other, most = a.head[arc], 4 * 10**18
+    """Turn the costs that an edge keeps into the excess of its pairs, and lower the excess of both nodes' strategies to the
+    least.
+    """
+    other, largest = a.head[arc], 4 * 10**18
     first, second, table = a.first[node], a.first[other], a.table[arc]
     count, others = a.first[node + 1] - first, a.first[other + 1] - second
     for s in range(count):
-        least = most
+        least = largest
         for t in range(others):
             least = min(least, pair_rest[table + s * others + t] + rest[second + t])
-        excess[first + s] = min(excess[first + s] + least, most)
+        excess[first + s] = min(excess[first + s] + least, largest)
     for t in range(others):
-        least = most
+        least = largest
         for s in range(count):
             least = min(least, pair_rest[table + s * others + t] + rest[first + s])
-        excess[second + t] = min(excess[second + t] + least, most)
+        excess[second + t] = min(excess[second + t] + least, largest)
     for s in range(count):
         for t in range(others):
             pair_rest[table + s * others + t] += rest[first + s] + rest[second + t]
@@ -259,6 +262,7 @@ class Lagrangian:
     """Prices and messages that are improved step by step. `bound` is their lower bound, up to rounding; see `certify`."""
 
     def __init__(self, arrays: NetworkArrays, constant: int) -> None:
+        """Start without prices. constant: the cost that every choice has."""
         self.arrays = arrays
         self.constant = constant
         self.prices: Floats = np.zeros(len(arrays.free))

@@ -251,6 +251,7 @@ def _choose(a: NetworkArrays, choices: Integers, tree: SearchTree, size: int) ->
 
 @jit
 def _change_of_cost(a: NetworkArrays, choices: Integers, tree: SearchTree, size: int) -> float:
+    """Return the change of the total cost if the first `size` nodes of a tree take the strategies that are chosen for them."""
     change = 0.0
     for position in range(size):
         node, new = tree.node[position], tree.chosen[position]

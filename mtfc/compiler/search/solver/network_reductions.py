@@ -77,6 +77,7 @@ class ReducibleNetwork:
     """Nodes by number. `tables[i][j]` has shape [strategies of i, strategies of j], and `tables[j][i]` is its transpose."""
 
     def __init__(self, problem: AssignmentProblem) -> None:
+        """Start from a problem with all nodes, and with costs cut at FORBIDDEN."""
         self.constant = 0
         self.nodes = set(range(problem.nodes))
         self.costs = [np.minimum(problem.costs[node], FORBIDDEN) for node in self.nodes]

@@ -66,7 +66,12 @@ WEAKEST = 0.003
 
 
 class SolverSearch:
-    """The state of the search on one network, and the task of the second processor."""
+    """The state of the search on one network, and the task of the second processor.
+
+    end: when the caller wants the result. until: when the search stops, so that the last bound is in time. certifying: the
+    expected seconds of a bound. worker: the process that solves a core exactly. is_whole: True if the core is the whole
+    network. pairs: the size of the next core.
+    """
 
     def __init__(self, network: ReducibleNetwork, until: float) -> None:
         self.network, self.end, self.until = network, until, until
@@ -186,6 +191,9 @@ class SolverSearch:
         return lagrangian.steps >= STEPS or lagrangian.step < SHORT or monotonic() > self.first_core
 
     def _take(self, worker: ExactWorker) -> None:
+        """Take the outcome of the worker: offer its choices, take its proof for the whole network, and set the size of the next
+        core.
+        """
         outcome, self.worker = worker.outcome, None
         if outcome is None:
             self.pairs = max(self.pairs // GROWTH, PAIRS // 10)
