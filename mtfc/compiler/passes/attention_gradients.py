@@ -345,6 +345,7 @@ class GradientMatch:
         return inner, term - inner
 
     def _dims(self, found: Hashable) -> set[Dim]:
+        """Return the dimensions of a part of a gradient: a value, a condition, a sum over keys, or the name of a product."""
         if isinstance(found, Value):
             return {*found.type.dims}
         if isinstance(found, Condition):

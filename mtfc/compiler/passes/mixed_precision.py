@@ -115,6 +115,10 @@ class Retyping:
     def _rebuilt(
         self, function: Function, argument: Callable[[Argument], Argument], output: Callable[[Output], Output]
     ) -> Function:
+        """Return a function with new types.
+
+        argument, output: rebuild an end of the function; `body` is rebuilt between them.
+        """
         self.builder, self.new = Builder(Names()), Substitution()
         self.literals: dict[Value, Equation] = {}
         self.made, self.kept = set[Value](), set[Value]()
@@ -125,6 +129,10 @@ class Retyping:
         return attrs.evolve(function, arguments=arguments, body=tuple(self.builder.body), outputs=outputs)
 
     def _argument(self, argument: Argument) -> Argument:
+        """Return an argument of the function as stored.
+
+        Equations read floats cast to the dtype of the computation, except states.
+        """
         old = argument.value
         dtype = self.stored if argument.role == "parameter" and old.type.dtype in FLOATS else old.type.dtype
         value = Value(self.builder.names.fresh(old.name), old.type.with_dtype(dtype))
@@ -137,6 +145,9 @@ class Retyping:
         return attrs.evolve(argument, value=value)
 
     def _output(self, output: Output) -> Output:
+        """Return an output: an update in the dtype of storage, a scalar loss as f32, and anything else in the dtype of the
+        computation.
+        """
         value = self.new[output.value]
         if output.updates is not None and output.value.type.dtype in FLOATS:
             return attrs.evolve(output, value=self.builder.cast(value, self.stored))
@@ -167,6 +178,7 @@ class Retyping:
         return self._rebuilt(region, argument_of, output_of)
 
     def _loop(self, eqn: Equation) -> None:
+        """Append a loop for retyped operands. Its carries have the dtype of the computation."""
         roles = [argument.role for argument in region_of(eqn).arguments]
         given = [self.new[value] for value in eqn.operands]
         operands = [
@@ -180,6 +192,7 @@ class Retyping:
             self.new[old] = new
 
     def _equation(self, eqn: Equation) -> None:
+        """Append an equation for retyped operands: they agree in their dtype, and so does a number that the equation holds."""
         self.builder.span, self.builder.stage = eqn.span, eqn.stage
         if eqn.regions:
             self._loop(eqn)
@@ -305,6 +318,7 @@ class _Kinds:
         self.numbers = {eqn.result for eqn in self.body if has_trait(eqn, "filled")}
 
     def run(self) -> dict[Value, Kind]:
+        """Find the statistics, then the terms that they sum; drop the values for which f32 changes nothing."""
         for eqn in self.body:
             kind = self._statistic(eqn)
             if kind is not None:
@@ -388,6 +402,9 @@ class StatisticsWidener:
         self.defined = {value: eqn for eqn in self.body for value in eqn.results}
 
     def rewritten(self) -> tuple[Equation, ...]:
+        """Return the body in which statistics and terms are f32, and in which casts of them to f32 are copies of the wide
+        value.
+        """
         for eqn in self.body:
             self.builder.span, self.builder.stage = eqn.span, eqn.stage
             if eqn.results and eqn.results[0] in self.kinds:
@@ -399,6 +416,7 @@ class StatisticsWidener:
         return tuple(self.builder.body)
 
     def _widen(self, eqn: Equation) -> None:
+        """Append an equation with an f32 result, and a cast for the uses that read 16 bits."""
         old = eqn.result
         operands = tuple(self._read(value) if is_narrow(value.type) else value for value in eqn.operands)
         rounds = any(self._rounds(user) for user in self.uses.get(old, ()))

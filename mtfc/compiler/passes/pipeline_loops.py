@@ -66,6 +66,7 @@ class PipelineLoops(Pass):
     keep: str = ""
 
     def run(self, program: Program) -> Program:
+        """Return the program with the layout's pipelines in the place of their loops."""
         mesh, layout = program.mesh, program.layout
         if mesh is None or layout is None or not layout.pipelines:
             return program
@@ -133,6 +134,10 @@ class LoopPipeliner:
     def _loop(
         self, eqn: Equation, pipeline: Pipeline, wanted: Collection[Value], name: str = ""
     ) -> PipelinedLoop:
+        """Return a loop as a pipeline. wanted: the results that are read afterwards. name: the prefix of its states.
+
+        Its dimensions: stages that the layout splits, the layers of a stage, micro-batches, and the part of the batch in each.
+        """
         dim, batch = dim_of(eqn), self.declared[pipeline.batch]
         axes = self.layout.rules.get(dim.name)
         others = tuple(axis for axis in self.layout.rules.get(batch.name) if axis not in axes)
@@ -359,11 +364,15 @@ class RoundTrip:
         return (dims.rounds.chunks.size if dims.rounds else 1) * dims.stages.size - 1
 
     def _run(self, scope: LoopScope) -> None:
+        """Append the loops of ticks: ticks of the forward pass alone, ticks of both passes, ticks of the backward pass alone.
+
+        In rounds, ticks of both passes alternate with ticks without the equations between the passes.
+        """
         dims, rounds, delay = self.forward.dims, self.forward.dims.rounds, self._delay
         dim = self.forward.new.get
-        back, scope.build.stage = scope.build.stage, self.forward.eqn.stage
+        stage_before, scope.build.stage = scope.build.stage, self.forward.eqn.stage
         scope.loop(dim(f"{self.ticks}.forward", delay), 0, self._forward)
-        scope.build.stage = back
+        scope.build.stage = stage_before
         both, more = (
             (rounds.turns, rounds.rounds.size - 1) if rounds else (dim(self.ticks, dims.micro.size), 0)
         )

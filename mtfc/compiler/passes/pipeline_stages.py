@@ -127,6 +127,10 @@ class StageDims:
         return build("sub", build.constant(self.stages.size - 1, "i32"), place) if reverse else place
 
     def tick(self, scope: LoopScope, number: Value, reverse: bool) -> Tick:
+        """Return the values of a tick, by stage: the step that runs, and if the stage is active, first or last.
+
+        number: that of the tick.
+        """
         b, order = scope.build, self.order(scope.build, reverse)
         zero = b.constant(0, "i32")
         step = b("sub", number, order, name="step")
@@ -183,6 +187,11 @@ class StageDims:
         return Slots(new.get(f"{self.layers.name}.kept", number * self.inner.size), self.inner.size, *tables)
 
     def _slot_table(self, top: Builder, twice: int, new: NewDims, reverse: bool = False) -> Value:
+        """Return the slot of each step in which a stage keeps its values.
+
+        twice: the number of first chunks with two slots for each turn, which odd and even rounds take in turn. reverse: count
+        chunks from the last, as the backward pass does.
+        """
         rounds = self.rounds
         assert rounds is not None, "the loop runs in rounds"
 
@@ -413,6 +422,10 @@ class StageBody:
         return [with_stages(b, each, stages) if stages in each.type.dims else each for each in results]
 
     def _output(self, region: Function, output: Output) -> Output:
+        """Return the output of an inner loop.
+
+        A carry that is a sum of micro-batches, or differs between stages, has them as a dimension.
+        """
         value = self.new[output.value]
         carry = next((a.value for a in carried(region) if a.value.name == output.updates), None)
         if carry is None:
@@ -443,6 +456,7 @@ class StageBody:
         return with_carries(region, arguments, inside)
 
     def _varying_results(self, eqn: Equation, known: set[Value]) -> Iterable[Value]:
+        """Return the results of an equation that differ between stages. known: the values of the body that do."""
         if not eqn.regions:
             is_drawn = has_trait(eqn, "random") and self.dims.batch in eqn.result.type.dims
             varies = is_drawn or not known.isdisjoint(eqn.operands) or not self.sums.isdisjoint(eqn.results)
@@ -452,6 +466,7 @@ class StageBody:
         return results_of(eqn, inside)
 
     def body(self, body: Iterable[Equation]) -> None:
+        """Append the equations of a body, and map their results to the new values."""
         for eqn in body:
             self.build.span, self.build.stage = eqn.span, eqn.stage
             if eqn.regions:
@@ -472,6 +487,11 @@ class StageBody:
         return self.build("mask", is_first, with_stages(self.build, x, self.dims.stages))
 
     def _equation(self, eqn: Equation) -> list[Value]:
+        """Append an equation for all stages at once, on one micro-batch in each; return its results.
+
+        Random numbers are those of the micro-batch's place in the whole batch. Operands without the dimension of stages are the
+        same in every stage.
+        """
         b, stages = self.build, self.dims.stages
         group = summed_group(OPS[eqn.op], eqn, self.sums) if eqn.results[0] in self.sums else None
         has_sums = not self.sums.isdisjoint(eqn.operands)

@@ -264,6 +264,7 @@ class PipelinedLoop:
         return found
 
     def _carry_at_end(self, scope: LoopScope, result: Value, carry: Argument) -> Value:
+        """Return a carry after all ticks: the sum of the terms of all stages, or what the last stage holds."""
         build, dims, name = scope.build, self.dims, self._state(f"{carry.value.name}.carry")
         if is_accumulated(region_of(self.eqn), carry, self.sums):
             terms = build("sum", scope.states[name], over=(dims.stages,))
@@ -276,6 +277,7 @@ class PipelinedLoop:
         return dims.joined(build, held, result.type.dims) if dims.batch in result.type.dims else held
 
     def _stack(self, scope: LoopScope, result: Value, output: Output) -> Value:
+        """Return the stack of a loop after all ticks, put together from what each stage holds of each step."""
         build, dims, rounds = scope.build, self.dims, self.dims.rounds
         held, inside = scope.states[self._state(output.name)], output.value.type.dims
         if dims.batch in inside:

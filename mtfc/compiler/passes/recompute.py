@@ -117,6 +117,9 @@ class Recompute(Pass):
     hardware: Hardware | None = attrs.field(default=None, metadata=IN_PYTHON)
 
     def run(self, program: Program) -> Program:
+        """Return the program within the limit of memory, or with what the layout's word keeps; without either, the program as
+        it is.
+        """
         program = program.map_functions(lambda function: _waiting(function, program.placed_on))
         written = program.layout.forms.recompute if program.layout else ""
         limit = self.memory or (written if written in KEPT or isinstance(written, int) else 0)
@@ -367,6 +370,7 @@ class Copies:
             yield from self._copy(eqn)
 
     def _copy(self, eqn: Equation) -> Iterator[Equation]:
+        """Yield a copy of an equation for the backward pass, after the copies that it reads."""
         operands = []
         for value in eqn.operands:
             if value in self.new:
@@ -512,6 +516,12 @@ class Rewriter:
         return attrs.evolve(function, body=tuple(new.get(eqn, eqn) for eqn in function.body))
 
     def cut_loop(self, pair: LoopPair, choice: KeepingRule, plan: RewrittenStep, times: int) -> Cut:
+        """Choose which values of a loop to keep for its backward loop, by a minimum cut of its region, and add their cost to
+        the plan.
+
+        Values that are stacked anyway, or that every iteration reads, are free. choice: what must be kept, and the price of a
+        byte.
+        """
         region, dim = region_of(pair.forward), dim_of(pair.forward)
         stacked = {output.value for output in region.outputs if output.updates is None}
         free = {a.value for a in region.arguments if a.role != "carried"}

@@ -68,7 +68,9 @@ class ParameterUpdate:
     """Appends the equations of an update function for one parameter, under its name, for all its slices at once.
 
     common: the values that depend on no parameter, such as a learning rate. They are computed once for all parameters with the
-    same function.
+    same function. own: the other values of the function -> their values for this parameter. stack: the dimensions of the
+    parameter that the function's parameter `like` lacks. replaced: the parameter and the states, by their names in the
+    function.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class ParameterUpdate:
         return states, [self._output(output) for output in self.function.outputs]
 
     def _state(self, argument: Argument) -> Argument:
+        """Return the argument of the step for a state of this parameter, which has the parameter's further dimensions too."""
         type = argument.value.type
         name = self.builder.names.fresh(f"{self.parameter.name}.{argument.value.name}")
         value = Value(name, TensorType(type.dtype, (*self.stack, *type.dims)))
@@ -107,6 +110,7 @@ class ParameterUpdate:
         return attrs.evolve(argument, value=value, span=self.builder.span)
 
     def _output(self, output: Output) -> Output:
+        """Return the output of the step that replaces the parameter or a state."""
         assert output.updates is not None
         old, found = self.replaced[output.updates], self._new(output.value)
         new = self.builder.ordered(self.builder.broadcast(found, old.type), old.type.dims)
@@ -116,6 +120,7 @@ class ParameterUpdate:
         return self.common.get(value) or self.own[value]
 
     def _equation_for_all(self, eqn: Equation) -> None:
+        """Append an equation that depends on no parameter, unless an earlier parameter has it."""
         if has_trait(eqn, "constant"):
             number = self.builder.constant(VALUE.of(eqn.attrs), eqn.result.type.dtype)
             self.common[eqn.result] = number

@@ -152,6 +152,7 @@ class SumWidener:
         return adding is not None and has_trait(adding, "add")
 
     def _widened_region(self, region: Function, outputs: Sequence[Output]) -> Function:
+        """Return the region of a loop in which some outputs, and the carries that they update, have the wide dtype."""
         used = [output.value for output in region.outputs]
         inner = SumWidener(names_of(region), region.body, used, self.dtype)
         updated = {output.updates for output in outputs}

@@ -55,11 +55,14 @@ MOST_ROUNDS = 8
 
 @frozen
 class CombineCollectives(Pass):
+    """The pass. max_bytes: the bytes on a processor at which a bucket is full."""
+
     name: ClassVar[str] = "combine-collectives"
     takes: ClassVar[tuple[Level, ...]] = ("lowered",)
     max_bytes: int = 4 << 20
 
     def run(self, program: Program) -> Program:
+        """Combine the collectives of each function until no order changes, at most `MOST_ROUNDS` times."""
         mesh = program.placed_on
 
         def settled(function: Function) -> Function:
@@ -227,10 +230,10 @@ def merged(eqns: list[Equation]) -> Equation:
 class ReductionCombiner:
     """Merges the all-reduces of one function, and its small reduce-scatters: the collectives of this class.
 
-    waiting: the collectives in each bucket, and `bytes` their size on a processor.
-    staying: collectives that run at their places in the body.
-    deferred: scalar equations that wait for a collective, by result.
-    reductions: the collectives of each value.
+    body: the new equations. patient: equations that can wait for the end of the backward pass. waiting: the collectives in each
+    bucket, and `bytes` their size on a processor. bucket_of: the bucket that will make a value. staying: collectives that run
+    at their places in the body. deferred: scalar equations that wait for a collective, by result. reductions: the collectives
+    of each value.
     """
 
     def __init__(self, mesh: Mesh, max_bytes: int) -> None:
@@ -245,6 +248,7 @@ class ReductionCombiner:
         self.reductions: dict[Value, list[Equation]] = {}
 
     def run(self, function: Function) -> list[Equation]:
+        """Return the body with merged collectives. A collective enters its bucket as soon as its operand exists."""
         self.patient = patient(function, self.mesh)
         for eqn in function.body:
             if self._is_joinable(eqn):
@@ -263,6 +267,7 @@ class ReductionCombiner:
         return is_alone(eqn, "reduce_scatter") and _is_small(eqn.operands[0], self.mesh, self.max_bytes)
 
     def _append(self, eqn: Equation) -> None:
+        """Append an equation after the buckets that make its operands, or defer it if it can wait with them."""
         if self._can_wait(eqn):
             self.deferred[eqn.result] = eqn
             return
@@ -300,6 +305,7 @@ class ReductionCombiner:
                 self._ready(eqn.results)
 
     def _wait(self, eqn: Equation) -> None:
+        """Put a collective into its bucket, and emit the bucket if it is full."""
         type = eqn.operands[0].type
         varying = () if has_trait(eqn, "all_reduce") else type.varying(self.mesh)
         bucket = Bucket(eqn.op, axes_of(eqn), type.reduction, type.dtype, varying, eqn in self.patient)

@@ -68,6 +68,10 @@ class ReshardInserter:
         self.makers = {eqn.result: eqn for eqn in function.body if len(eqn.results) == 1}
 
     def run(self) -> Function:
+        """Return the function with a reshard where a use needs its operand placed otherwise.
+
+        The reshards that it has are dropped and inserted anew.
+        """
         for eqn in self.function.body:
             if has_trait(eqn, "reshard"):
                 self.origins[eqn.result] = self.origins.get(eqn.operands[0], eqn.operands[0])

@@ -40,6 +40,10 @@ class LayoutRules:
         looped: frozenset[Dim] = frozenset(),
         owners: Owners | None = None,
     ) -> None:
+        """Read the rules of a layout, without axes of size 1.
+
+        names: the full names of layout targets. looped: the dimensions of loops. owners: the targets of rules for states.
+        """
         self.mesh, self.looped, self.owners = mesh, looped, owners or {}
         self.compute = without_unit_axes(layout.compute, mesh)
         self.of_parameters = without_unit_axes(layout.params, mesh)

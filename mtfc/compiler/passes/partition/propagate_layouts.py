@@ -50,6 +50,7 @@ class PropagateLayouts(Pass):
     takes: ClassVar[tuple[Level, ...]] = ("assigned",)
 
     def run(self, program: Program) -> Program:
+        """Return the program with the layouts of equations changed to those of their uses or operands."""
         mesh = program.placed_on
         named = program.named_values
         return program.map_functions(
@@ -103,6 +104,7 @@ class LayoutPropagator:
         self.changed: dict[Equation, Equation] = {}
 
     def function(self, function: Function) -> Function:
+        """Return a function with changed layouts: visit its equations from the last to the first, after all of their uses."""
         for argument in function.arguments:
             self.placed[argument.value] = argument.value.type.split_by(argument.layout or {})
         for eqn in function.body:
@@ -124,6 +126,7 @@ class LayoutPropagator:
                 self._visit(use[0], uses)
 
     def _loop(self, eqn: Equation, uses: Mapping[Value, list[Use]]) -> Equation:
+        """Return a loop with stacks as their uses need them, and with changed layouts inside."""
         region = region_of(eqn)
         outputs = tuple(
             output
@@ -173,6 +176,9 @@ class LayoutPropagator:
         return lambda value: axis in self.pending.get(value, ())
 
     def _moves(self, eqn: Equation) -> bool:
+        """Return True if the layout of an equation may change: no rule names it, it sums over nothing, and it ends no pending
+        sum.
+        """
         opdef = OPS[eqn.op]
         if not eqn.operands or len(eqn.results) > 1 or eqn in self.fixed or opdef.layout_rule(eqn).reduced:
             return False
@@ -184,6 +190,7 @@ class LayoutPropagator:
         )
 
     def _wanted(self, use: Use) -> TensorType:
+        """Return the type in which a use needs a value."""
         if isinstance(use, Output):
             return use.value.type.split_by(use.layout or {})
         return needed_type(self.changed.get(use[0], use[0]), use[1])
@@ -209,6 +216,11 @@ class LayoutPropagator:
         return True
 
     def _candidates(self, eqn: Equation, wanted: list[TensorType]) -> Iterator[dict[str, Axes]]:
+        """Yield the layouts that an equation may follow: the one that all uses want, and that of its only operand.
+
+        An op of which the layout rule forbids a split, or does not divide a dimension evenly, does not follow. wanted: types of
+        the uses.
+        """
         rule, operands = OPS[eqn.op].layout_rule(eqn), [self.placed[value] for value in eqn.operands]
         found = wanted if len(wanted) == 1 else []
         follows = rule is BY_NAME or has_trait(eqn, *MOVING)

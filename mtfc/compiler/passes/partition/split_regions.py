@@ -67,6 +67,12 @@ Place = Equation | Argument | Output
 
 @frozen
 class SplitRegions(Pass):
+    """The pass. Costs are bytes sent in the same time.
+
+    form: what is stored of a gathered value, see above. balance: FLOPs for a byte sent. traffic: bytes of memory traffic for a
+    byte sent. start: the cost of starting a collective. least: the least saving for which a dimension is split.
+    """
+
     name: ClassVar[str] = "split-regions"
     takes: ClassVar[tuple[Level, ...]] = ("assigned",)
     form: str = attrs.field(default="layout", validator=one_of(FORMS))
@@ -83,14 +89,15 @@ class SplitRegions(Pass):
         return program.map_functions(lambda function: chosen._split(function, program.placed_on, named))
 
     def _split(self, function: Function, mesh: Mesh, named: set[str]) -> Function:
+        """Split, for each axis, the first dimension of a function that saves nearly as many bytes as the best one."""
         for axis, _ in (each for each in mesh.axes if each[1] > 1):
             dims = candidates(function, axis)
             facts = AxisFacts(function, axis, mesh, named, self)
-            cases = [RegionCut.of(function, dim, facts) for dim in dims]
-            most = max((case.saved for case in cases), default=0.0)
-            best = next((case for case in cases if case.split and case.saved >= NEARLY * most), None)
-            if best is not None and best.saved >= self.least:
-                function = best.applied(function)
+            cuts = [RegionCut.of(function, dim, facts) for dim in dims]
+            most_saved = max((cut.saved for cut in cuts), default=0.0)
+            chosen = next((cut for cut in cuts if cut.split and cut.saved >= NEARLY * most_saved), None)
+            if chosen is not None and chosen.saved >= self.least:
+                function = chosen.applied(function)
         return function
 
 
@@ -158,8 +165,9 @@ def more_split(place: Place, dim: str, axis: str) -> dict[str, Axes]:
 class AxisFacts:
     """The facts of one axis, which the networks of all dimensions share.
 
-    kept: the places with layouts of their own. pending: the values in which a sum over the axis may be pending. dims: the
-    dimensions of each equation, those of its region included. An equation has no arcs in the networks of other dimensions.
+    size: the devices along the axis. others: the share of them that are not this one. kept: the places with layouts of their
+    own. pending: the values in which a sum over the axis may be pending. dims: the dimensions of each equation, those of its
+    region included. An equation has no arcs in the networks of other dimensions.
     """
 
     def __init__(

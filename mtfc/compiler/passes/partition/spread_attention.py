@@ -59,6 +59,11 @@ FORMS = ("auto", "gather", "ring", "heads")
 
 @frozen
 class SpreadAttention(Pass):
+    """The pass. form: how keys are shared, see above. balance: FLOPs for a byte sent.
+
+    least: the fewest keys of a ring's block.
+    """
+
     name: ClassVar[str] = "spread-attention"
     takes: ClassVar[tuple[Level, ...]] = ("assigned",)
     form: str = attrs.field(default="auto", validator=one_of(FORMS))
@@ -245,6 +250,11 @@ class _CaseFinder:
     fixed: set[LayoutTarget]
 
     def case(self, eqn: Equation) -> SharedKeys | None:
+        """Return how an attention may share its keys: the first split dimension of rows, with a dimension of keys that is split
+        alike.
+
+        A ring is possible if blocks are even, and if no mask, bias or other operand has both dimensions.
+        """
         layout = eqn.layout or {}
         _, k, v, *others = eqn.operands
         for row in (dim for dim in row_dims(eqn) if dim.name in layout):

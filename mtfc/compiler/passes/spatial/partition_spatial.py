@@ -32,6 +32,7 @@ class PartitionSpatial(Pass):
     takes: ClassVar[tuple[Level, ...]] = ("global",)
 
     def run(self, program: Program) -> Program:
+        """Return the program with blocks in the place of positions that the layout splits."""
         if program.mesh is None or program.layout is None:
             return program
         each = SpatialPartitioner(
