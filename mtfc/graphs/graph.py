@@ -201,6 +201,10 @@ class Graph(GraphWriter):
     def _declared(
         self, name: str, dims: Sequence[Dim | str], dtype: Any, sizes: Mapping[str, int]
     ) -> GraphTensor:
+        """Return a new tensor with a name, dims and a dtype; refuse a name that is taken, and an unknown dtype.
+
+        sizes: further dims by name, which are declared here.
+        """
         self._check_open()
         self._identifier(name, "a variable")
         if name in self._body.names:
@@ -324,6 +328,10 @@ class Graph(GraphWriter):
     def _looped(
         self, head: str, dim: Dim, checked: str, slices: Sequence[GraphTensor] = ()
     ) -> Iterator[GraphLoop]:
+        """Write a loop around the statements of a `with` block, and yield the loop.
+
+        slices: tensors with a slice for each iteration.
+        """
         body, around = self._body, self.loop
         loop = GraphLoop(self, dim, around, checked)
         loop.slices.extend(attrs.evolve(each, loop=loop) for each in slices)

@@ -325,6 +325,11 @@ class GraphWriter:
         return f"({text[1:-1]})" if key == "padding" and isinstance(value, list | tuple) else text
 
     def _variable(self, value: GraphTensor) -> str:
+        """Return the name of a value in the body that is being written; refuse a value of another graph, or of a loop that has
+        ended.
+
+        A value of a body around this one is captured.
+        """
         if value.graph is not self:
             self.refuse(f"`{value.name}` is a value of another graph, `{value.graph.name}`", None, value)
         if value.body is not self._body:

@@ -79,8 +79,9 @@ def part_at(span: Span | None, parts: Sequence[MeshPart]) -> int | None:
 class _Labelling:
     """The labels of one function, as far as they are known.
 
-    copied: values that each mesh computes for itself. made, homes: value or argument -> its part. updated: the place of a
-    parameter's declaration -> the part that stores it.
+    parts: the meshes. rest: the mesh of whatever no line places. training: the place of the `train` block. slices: slice -> the
+    whole that it is cut from. copied: values that each mesh computes for itself. made, homes: value or argument -> its part.
+    updated: the place of a parameter's declaration -> the part that stores it.
     """
 
     def __init__(
@@ -98,6 +99,10 @@ class _Labelling:
         self.updated: dict[Span, int] = {}
 
     def labels(self) -> MeshLabels:
+        """Return the mesh of each equation that is placed, and the home of each argument.
+
+        An equation runs on the mesh of its line, of its operands, or else on the rest.
+        """
         self._note_copied()
         own = {eqn: part_at(eqn.span, self.parts) for eqn in self._placed()}
         readers = self._first_readers(own)
@@ -144,6 +149,10 @@ class _Labelling:
         return readers.get(argument.value, self.rest) if declared is None else declared
 
     def _label(self, eqn: Equation, own: int | None) -> int:
+        """Return the mesh of an equation. own: the mesh of the equation's line, if the line has one.
+
+        Updates run where their parameter lives. A sum of gradients runs where all of its operands are.
+        """
         if eqn.stage == "update":
             home = self.updated.get(eqn.span) if eqn.span else None
             return self._of_operands(eqn) if home is None else home

@@ -161,6 +161,7 @@ class _JaxModule(_Module):
     files = JAX_FILES
 
     def text(self) -> str:
+        """Return the text of the module."""
         program = self.program
         sections = [
             jax.overlap(),
@@ -210,6 +211,7 @@ class _NumpyModule(_Module):
     files = NUMPY_FILES
 
     def text(self) -> str:
+        """Return the text of the module."""
         sent = definitions(numpy.PRELUDE)["SENT"]
         sections = [
             f"{self.mesh_tables()}\n{self.tables()}\n{numpy.narrowed(self.program)}\n{sent}",
@@ -245,6 +247,7 @@ class _Calls:
         self.reads: list[str] = []
 
     def text(self) -> str:
+        """Return the definition of the function: a task for each segment and each array that is sent, and then the results."""
         function = self.function.whole
         for number, segment in enumerate(self.function.segments):
             self._send_to(number)
@@ -268,6 +271,7 @@ class _Calls:
                 self._task(f"sent_{number} = {text}", [f"sent_{number}"])
 
     def _call(self, number: int, segment: Segment) -> str:
+        """Return the call of a segment's function with the dicts that it takes, broken over lines if the call is long."""
         groups: dict[str, list[tuple[str, str]]] = {role: [] for role in OF_SEGMENT.takes}
         for argument in segment.function.arguments:
             name = argument.value.name

@@ -107,7 +107,11 @@ def cut(program: Program, function: Function, parts: Sequence[MeshPart]) -> CutF
 
 
 class _Cut:
-    """The cut of one function. makers: value -> the equation that computes it. homes: argument or value -> its part."""
+    """The cut of one function.
+
+    micro: equation -> its micro-batch. labels: the part of each equation. makers: value -> the equation that computes it.
+    homes: argument or value -> its part. alone: outputs that no part computes.
+    """
 
     def __init__(self, program: Program, function: Function, parts: Sequence[MeshPart]) -> None:
         out = written_out(program, function)
@@ -240,9 +244,12 @@ Waiting = tuple[int, bool, int]
 class _Schedule:
     """The order of segments, from a rough simulation: an equation takes time in proportion to the elements of its results.
 
-    A mesh takes, of what is ready, the earliest micro-batch, and there first what other meshes wait for. So the backward pass of
-    a micro-batch comes before the forward pass of a later one, as in a pipeline of one forward, one backward, and values of few
-    micro-batches are there at once.
+    A mesh takes, of what is ready, the earliest micro-batch, and there first what other meshes wait for. So the backward pass
+    of a micro-batch comes before the forward pass of a later one, as in a pipeline of one forward, one backward, and values of
+    few micro-batches are there at once.
+
+    waiting: the equations that have not started, by key. known: value -> the time at which it is computed. free: the time at
+    which each mesh is free.
     """
 
     def __init__(self, of: _Cut) -> None:
@@ -283,17 +290,21 @@ class _Schedule:
         return None if None in times else max((time for time in times if time is not None), default=0)
 
     def _take(self, start: int, key: Waiting) -> list[Equation]:
-        inside: dict[Value, int] = {}
+        """Return the waiting equations of a mesh that are ready at a time, in order, and mark their results as known.
+
+        The time of a segment is the number of elements that its equations make.
+        """
+        made_here: dict[Value, int] = {}
         taken, left = list[Equation](), list[Equation]()
         for eqn in self.waiting.pop(key):
-            ready = self._ready(eqn, inside)
+            ready = self._ready(eqn, made_here)
             is_ready = ready is not None and ready <= start
             (taken if is_ready else left).append(eqn)
-            inside |= dict.fromkeys(eqn.results if is_ready else (), start)
+            made_here |= dict.fromkeys(eqn.results if is_ready else (), start)
         if left:
             self.waiting[key] = left
-        end = start + sum(value.type.size for value in inside)
-        self.known |= dict.fromkeys(inside, end)
+        end = start + sum(value.type.size for value in made_here)
+        self.known |= dict.fromkeys(made_here, end)
         self.free[key[2]] = end
         return taken
 

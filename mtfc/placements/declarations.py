@@ -72,6 +72,7 @@ def declare_placements(
 def _placement(
     decl: ast.PlacementDecl, machines: Mapping[str, Machine | None], scope: Scope
 ) -> DeclaredPlacement | None:
+    """Return a declared placement with its legal operators; None, with a diagnostic, if something is wrong."""
     name = decl.devices.text if isinstance(decl.devices, ast.Name) else None
     machine = machines.get(name) if name is not None else None
     if name in machines and machine is None:
@@ -126,6 +127,10 @@ def _operators(
 def _placed(
     node: ast.OperatorPlacement, devices: DeviceNames, places: dict[str, Span], scope: Scope, is_asked: bool
 ) -> PlacedOperator | None:
+    """Return one entry of a placement; None, with a diagnostic, if it is wrong.
+
+    places: the entries so far, by name. is_asked: the entry is a question of a search, which may leave the devices open.
+    """
     indices = [integer(each, scope) for each in node.indices]
     name = node.path.text + (f"[{', '.join(map(str, indices))}]" if indices else "")
     if name in places:

@@ -94,7 +94,10 @@ class PlacementResult:
 class McmcSearch:
     """A search for a strategy of one graph, reproducible from a seed.
 
-    restricted: operators with fewer configurations than equal operators. Changes of a whole layer leave them out.
+    choices: the configurations of each operator. restricted: operators with fewer configurations than equal operators. Changes
+    of a whole layer leave them out. history: the improvements. first: the evaluations before the search. layers: operators that
+    change together. samples: the sample dimension of each operator. lists: number of parts -> device lists for data
+    parallelism.
     """
 
     def __init__(
@@ -141,21 +144,25 @@ class McmcSearch:
     def _run(
         self, starts: Sequence[EvaluatedStrategy], budget: SearchBudget
     ) -> tuple[EvaluatedStrategy, bool]:
+        """Return the best strategy of the chains from all starts, after descents, and True if no neighbour is better.
+
+        Each chain has an equal part of the time. Chains end early once a strategy fits in memory and the time is over.
+        """
         begin = time.perf_counter()
         found: list[EvaluatedStrategy] = []
         for number, start in enumerate(starts):
             is_over = time.perf_counter() > begin + budget.seconds
             if is_over and any(each.seconds < inf for each in found):
                 break
-            share = begin + budget.seconds * CHAINS * (number + 1) / len(starts)
-            found.append(self.chain(start, budget.proposals, share))
+            chain_end = begin + budget.seconds * CHAINS * (number + 1) / len(starts)
+            found.append(self.chain(start, budget.proposals, chain_end))
         found.sort(key=lambda each: each.seconds)
         best, is_local = found[0], False
         if best.seconds == inf:
             raise NothingFits("no strategy was found whose memory suffices")
-        last = inf if budget.descent is None else self.evaluator.count + budget.descent
+        last_count = inf if budget.descent is None else self.evaluator.count + budget.descent
         for each in found:
-            descended, ended = self.descend(each, begin + budget.seconds, last)
+            descended, ended = self.descend(each, begin + budget.seconds, last_count)
             if descended.seconds < best.seconds or descended is best or each is best:
                 best, is_local = descended, ended
         return best, is_local

@@ -78,7 +78,12 @@ def transfer_times(
 
 
 class _Tables:
-    """Fills the tables. `strategy` has the configurations of the entry that is being computed."""
+    """Fills the tables. `strategy` has the configurations of the entry that is being computed.
+
+    parts: the number of parts by [operator, configuration]. updated, shared: times until updates of one, and of two operators
+    end. work: seconds of devices by [pass, operator, configuration, device]. common: seconds of updates that many operators
+    share.
+    """
 
     def __init__(
         self, tasks: StrategyTasks, choices: Sequence[Sequence[Configuration]], deadline: float
@@ -315,7 +320,11 @@ class _StepEdges:
 
 
 class StrategyBounds:
-    """Lower bounds for sets of strategies of a graph."""
+    """Lower bounds for sets of strategies of a graph.
+
+    Edges between steps: `forth` in the forward pass, `back` in the backward pass. `to_loss` and `to_start` lead back from the
+    end of each pass. zero: 0 for the parts that a configuration has, -inf for the others.
+    """
 
     def __init__(self, times: TransferTimes) -> None:
         self.times = times

@@ -165,6 +165,10 @@ class StrategyTasks:
         times: PartTimes | None = None,
         is_limited: bool = True,
     ) -> None:
+        """Find the blocks of a graph's tasks, and flatten graph and machine to arrays for compiled code.
+
+        is_limited: a strategy must fit into the devices' memory.
+        """
         self.flow, self.graph, self.machine = flow, flow.graph, machine
         kinds = [each.device for each in kinds_of(machine)]
         of = machine.kind_of if isinstance(machine, DeviceGraph) else [0] * devices
@@ -223,6 +227,11 @@ class StrategyTasks:
         return build_blocks(numbers, FlatPlacement(self.flat_graph, self.forms.tables, placed), self.buffers)
 
     def _flat_graph(self, place: Mapping[OperatorStep, int]) -> FlatGraph:
+        """Return the graph as arrays of numbers for `task_graph_builder.py`: a row for each block, bundle of parameters and
+        user of one.
+
+        place: step -> its number.
+        """
         bundles: list[ParameterBundle] = [
             name.of for name in self.names if name.kind in ("updated", "stored")
         ]

@@ -182,6 +182,7 @@ def build_blocks(numbers: Array, placement: FlatPlacement, room: Array) -> TaskB
 
 @jit_internal
 def _empty(count: int, tasks: int, edges: int, devices: int, groups: ReplicaGroups) -> BlockBuffers:
+    """Return room for some blocks with as many tasks and edges as all of them have together."""
     blocks = TaskBlocks(
         np.empty(count + 1, np.int64),
         np.empty(count + 1, np.int64),
@@ -196,6 +197,7 @@ def _empty(count: int, tasks: int, edges: int, devices: int, groups: ReplicaGrou
 
 @jit_no_refcount
 def _build(numbers: Array, placement: FlatPlacement, out: BlockBuffers) -> None:
+    """Write the tasks and edges of blocks into `out`, one block after the other, each by its kind."""
     out.blocks.offsets[0] = out.blocks.edge_offsets[0] = 0
     for i in range(len(numbers)):
         own = numbers[i]
@@ -389,6 +391,10 @@ def _add_all_reduce(own: int, i: int, members: Array, size: int, graph: FlatGrap
 
 @jit_inline
 def _all_reduce_seconds(members: Array, count: int, size: int, graph: FlatGraph) -> float:
+    """Return the seconds of an all-reduce of `size` bytes between `count` members: by a ring or a tree, whichever is faster.
+
+    members: for each device, whether it takes part. The slowest link between neighbours decides.
+    """
     latency, bandwidth, rounds = 0.0, np.inf, 0
     for device in range(len(members)):
         if members[device]:

@@ -97,6 +97,10 @@ class DimensionNames:
 
     @classmethod
     def of(cls, function: Function) -> DimensionNames:
+        """Return the names of all dimensions of a function's values.
+
+        Names are passed backwards from the outputs and uses, then forwards from the operands.
+        """
         stored = {
             argument.value.name: frozenset(
                 f"{STORED.get(argument.role, '')}{name}" for name in argument.value.type.names
@@ -113,6 +117,10 @@ class DimensionNames:
         return found
 
     def _own(self, function: Function) -> None:
+        """Note the names that the dimensions of each value have where the value is computed.
+
+        A slice lacks the loop's dimension.
+        """
         for eqn in function.body:
             for value in eqn.results:
                 self.own[value] = frozenset(called(eqn, name) for name in value.type.names)

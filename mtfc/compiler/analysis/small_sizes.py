@@ -176,11 +176,21 @@ class _Tie:
 
 
 class _Classes:
-    """Dimensions that are equal by renames share segments. `sizes` has the small lengths of these."""
+    """Dimensions that are equal by renames share segments. `sizes` has the small lengths of these.
+
+    equal: the classes of equal dimensions. cuts, marks: where slices and the like cut a dimension, in order. multiple: what a
+    small size is a multiple of. lengths: the small length of each segment between two marks. ties: what slices, pads and
+    windows ask.
+    """
 
     def __init__(
         self, dims: Mapping[str, Dim], equations: Sequence[Equation], base: int, shards: Mapping[str, Shards]
     ) -> None:
+        """Find the lengths between the cuts of each dimension, and the equations that tie lengths of different dimensions.
+
+        base: the size to which a dimension shrinks if nothing asks for more. shards: dimension -> its small and its full number
+        of shards.
+        """
         self.dims, self.equal = dims, DisjointSets[str]()
         for eqn in equations:
             if has_trait(eqn, "rename"):
@@ -288,6 +298,9 @@ class _Classes:
         return prod(map(self.size, names))
 
     def _grow_reshape(self, sources: tuple[str, ...], targets: tuple[str, ...]) -> bool:
+        """Raise the first dimension of a reshape's smaller side so that both sides have equally many elements; return True if
+        it grew.
+        """
         left, right = self._product(sources), self._product(targets)
         if left == right:
             return False
@@ -305,6 +318,7 @@ Cut = tuple[str, tuple[int, int], str, int]
 
 
 def _all_cuts(equations: Iterable[Equation]) -> Iterator[Cut]:
+    """Yield the places at which slices, pads and concatenations cut a dimension: (whole, (start, end), part, stride)."""
     for eqn in equations:
         given: Mapping[str, Any] = eqn.attrs
         if has_trait(eqn, "slice", "pad"):

@@ -279,6 +279,7 @@ def _is_truth(type: TensorType) -> bool:
 
 
 def _types_error(eqn: Equation, region: Function, shown: Callable[[TensorType], TensorType]) -> str | None:
+    """Return what is wrong with the types at the ends of a loop, or None. shown: turns types into those that must agree."""
     dim = dim_of(eqn)
     for value, argument in pairs(eqn):
         operand, type = shown(value.type), shown(argument.value.type)

@@ -97,6 +97,7 @@ def _tried(small: Callable[..., Any], args: Any, program: int, fallback: Any) ->
 
 
 def _define_arithmetic(cls: type) -> None:
+    """Let the operators of a class of twins compute the smaller numbers too, as fractions where they divide."""
     base: Any = int if cls is TwinInt else float
     operators: dict[str, Callable[..., Any]] = {
         **{name: getattr(operator, name) for name in ("add", "sub", "mul", "floordiv", "mod", "neg", "abs")},

@@ -144,6 +144,7 @@ def _unique(names: Iterable[str], what: str, where: str) -> None:
 
 
 def _check_program(program: Program) -> None:
+    """Refuse a program with two things of one name, wrong dimensions, or a training without a loss."""
     where = f"program {program.name}"
     _unique((function.name for function in program.functions), "functions", where)
     _unique((parameter.name for parameter in program.parameters), "parameters", where)
@@ -208,7 +209,11 @@ def layout_error(layout: Mapping[str, Axes], dims: Iterable[Dim], rule: LayoutRu
 
 
 class _Equations:
-    """Checks equations by themselves, without regard to scopes."""
+    """Checks equations by themselves, without regard to scopes.
+
+    seen: what has been checked. alike: keys of equations that were found legal, so that equal ones need no check. types: types
+    that were found legal.
+    """
 
     def __init__(
         self,
@@ -280,6 +285,9 @@ class _Equations:
         return None
 
     def place_error(self, opdef: OpDef, eqn: Equation) -> str | None:
+        """Return what is wrong with the layout of an equation, or with how its values are placed at this level; None if nothing
+        is.
+        """
         if eqn.layout is None and self.rule.layouts:
             return f"at level {self.level} every equation has a layout"
         if eqn.layout is not None and not self.rule.layouts:
@@ -385,6 +393,7 @@ class _FunctionCheck:
         self.visible.add(value)
 
     def body(self, body: tuple[Equation, ...]) -> None:
+        """Check equations in order: operands are defined before, results are new."""
         for eqn in body:
             self.used(eqn.operands, eqn)
             if not self.may_ask and has_trait(eqn, "training"):
@@ -429,6 +438,7 @@ class _FunctionCheck:
             raise VerifyError("the program does not declare such a parameter", where, argument.span)
 
     def output(self, output: Output) -> None:
+        """Check an output: it is defined, has a legal layout, and has the type of the argument that it updates."""
         where = f"output {output.name} of {self.where}"
         if output.value not in self.visible:
             raise VerifyError(f"{output.value} is not defined", where)

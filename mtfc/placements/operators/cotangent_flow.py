@@ -60,6 +60,11 @@ def cotangent_flow(graph: OperatorGraph) -> CotangentFlow:
 
 
 def _signature(step: OperatorStep, active: frozenset[Value], seeds: set[Value]) -> Signature:
+    """Return a key that is equal for steps that compute the same: types, equations, and which values need cotangents.
+
+    active: the values that have cotangents. seeds: the values whose cotangents are given. Values count by their order in the
+    step.
+    """
     number: dict[Value, int] = {}
     for value in (*step.inputs, *step.arguments):
         number[value] = len(number)

@@ -174,6 +174,11 @@ class _Groups:
             self._place(number, eqn)
 
     def _place(self, number: int, eqn: Equation) -> None:
+        """Put an equation into an operator: copy it into its users, reduce, join the operator of a source, or begin an
+        operator.
+
+        Views, constants and cheap equations without sources are copied, unless the function returns them.
+        """
         is_constant = all(value in self.constant for value in eqn.operands)
         self.constant.update(eqn.results if is_constant else ())
         sources = self.sources(eqn.operands)

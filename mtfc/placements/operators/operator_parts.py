@@ -306,6 +306,10 @@ class _Maker:
         self.values[value] = Value(self.builder.names.fresh(value.name), type)
 
     def make(self, eqn: Equation, region: Region, used: Sequence[Region]) -> None:
+        """Append an equation on regions: cut its operands to the regions that it uses, and compute its result's region.
+
+        used: the region of each operand that the equation reads.
+        """
         operands = []
         boxes = [self.box(each) for each in used]
         for value, wanted in zip(eqn.operands, boxes, strict=True):

@@ -163,6 +163,7 @@ def load_state(arrays: StateArrays, graph: TaskBlocks, times: TaskTimes) -> None
 
 @jit_no_refcount
 def _load(s: DeltaState, numbers: Array, graph: TaskBlocks, times: TaskTimes) -> None:
+    """Fill the state of the simulator with a simulated graph. numbers: the blocks of the graph. times: its simulated times."""
     s.counts[:] = 0
     _add_blocks(s, numbers, graph)
     s.last[:] = s.earliest[:] = NONE

@@ -289,6 +289,9 @@ class _Evaluation:
 
 
 def _evaluate(shard: Shard, *arrays: Any) -> tuple[Any, Any, Any]:
+    """Compute attention on a shard: the weighted mean of values, and for the gradients the largest logit and the sum of each
+    row.
+    """
     each, eqn, np = _Evaluation(shard, arrays), shard.eqn, shard.np
     logits, dims = each.logits()[0], logits_dims(eqn)
     axes = tuple(dims.index(dim) for dim in MEMORY.of(eqn.attrs))
@@ -475,6 +478,7 @@ def _flops(depths: int, values: int) -> Callable[[Equation, Sizes], Any]:
 def _op(
     name: str, infer: Infer, evaluate: Callable[..., Any], flops: Callable[[Equation, Sizes], Any], doc: str
 ) -> OpDef:
+    """Return the op of attention, or of one of its gradients."""
     is_gradient = name != "attention"
     return OpDef(
         name=name,

@@ -61,6 +61,7 @@ FUNCTIONS: dict[str, OnShards] = {}
 
 
 def _infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, ...]:
+    """Return the types of the results: mapped dimensions first, then each result's own ones, which `RESULTS` lists in a row."""
     mapped = MAPPED.of(attributes)
     for type in types:
         own = tuple(dim for dim in mapped if dim in type.dims)

@@ -152,6 +152,11 @@ def elementwise(
     infer: Infer | None = None,
     **columns: Any,
 ) -> OpDef:
+    """Return an elementwise op.
+
+    evaluate: (np, *arrays) -> array. numpy: the text of the op with `{0}`, `{1}` .. for its operands. accepted: the dtypes of
+    operands. result: the dtype of the result, if it is not that of the operands.
+    """
     return OpDef(
         name=name,
         arity=(len(inspect.signature(evaluate).parameters) - 1,),  # the first parameter is `np`

@@ -37,6 +37,7 @@ SOURCES = Attribute("sources", DIM_LIST)
 
 
 def _slice_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, ...]:
+    """Return the type with the target in the place of the source; refuse a slice that runs past the source."""
     source, target = SOURCE.of(attributes), TARGET.of(attributes)
     start, stride = START.of(attributes), STRIDE.of(attributes)
     need(types[0], source)
@@ -56,6 +57,7 @@ def _within(eqn: Equation) -> LayoutRule:
 
 
 def _slice_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value]:
+    """Pad the cotangent with zeros at the elements that the slice left out."""
     source, target = SOURCE.of(e.attrs), TARGET.of(e.attrs)
     padded = b(
         "pad",
@@ -169,6 +171,7 @@ def _summed(
 
 
 def _pad_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, ...]:
+    """Return the type with the target in the place of the source; refuse a source that does not fit into the target."""
     source, target = SOURCE.of(attributes), TARGET.of(attributes)
     before, stride = BEFORE.of(attributes), STRIDE.of(attributes)
     need(types[0], source)

@@ -101,6 +101,7 @@ def window_attrs(g: Geometry, value: float | int | bool) -> dict[str, Any]:
 
 
 def _check(g: Geometry) -> None:
+    """Refuse windows with a wrong stride, dilation or padding, and an output of another size than the number of windows."""
     if g.stride < 1 or g.dilation < 1:
         raise OpError(f"stride = {g.stride}, dilation = {g.dilation}: both count from 1")
     if g.before < 0 or g.after < 0:

@@ -56,6 +56,10 @@ class PartEmitter(Emitter):
     def __init__(
         self, function: Function, origins: Mapping[Value, Origin], file: str | None, backend: str
     ) -> None:
+        """Write with the rules of a backend. origins: what each value of a part comes from.
+
+        file: the user's file, for comments.
+        """
         if backend == "jax":
             function, texts = fused(function, ALONE)
             super().__init__(dialect(ALONE, function, {**guarded(function), **texts}))

@@ -56,6 +56,11 @@ class Piecewise:
         self._find_owners()
 
     def _find_owners(self) -> None:
+        """Find for each value the parameter on whose pieces it is computed.
+
+        A scalar that a parameter's pieces give, and that other parameters or a reduction need, is joint: it is summed over the
+        pieces. What follows from it is late, and computed once for all.
+        """
         concerned: dict[Value, set[str | None]] = {}
         for owner, outputs in self.groups.items():
             for output in outputs:

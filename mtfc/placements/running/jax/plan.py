@@ -47,6 +47,10 @@ class ModulePlan:
     """
 
     def __init__(self, placed: PlacedProgram, backend: str = "jax") -> None:
+        """Lower the program, and split it over the devices of its placement.
+
+        backend: the one that writes the functions of parts.
+        """
         self.placed, self.program = placed, placed.program
         self.training = self.program.training
         self.devices = placed.placement.devices
