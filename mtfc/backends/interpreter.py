@@ -264,6 +264,10 @@ class _Execution:
         return Shards(mesh, type, tuple(map(self.arrays.stack, slices)))
 
     def _evaluated(self, eqn: Equation, known: Known) -> tuple[Shards, ...]:
+        """Return the results of an equation on all processors: each evaluates the op on its own shards.
+
+        known: the values so far. The results must have the shapes and dtypes of their types.
+        """
         mesh, evaluate = self.mesh, self.evaluate
         types = operand_types(OPS[eqn.op], eqn)
         operands = [_placed(known[v], type).arrays for v, type in zip(eqn.operands, types, strict=True)]

@@ -139,6 +139,7 @@ class Emitter:
         return f"{head}\n" + "".join(f"    {line}\n" if line else "\n" for line in lines)
 
     def _arguments(self, function: Function) -> Iterator[str]:
+        """Yield the statements that read a function's arguments out of the dicts that it is called with."""
         used = {value for eqn in function.body for value in eqn.operands}
         used |= {output.value for output in function.outputs}
         for argument in function.arguments:
@@ -196,6 +197,7 @@ class Emitter:
         yield from self.dialect.loop(self._loop_code(eqn))
 
     def _loop_code(self, eqn: Equation) -> LoopCode:
+        """Return the names and the body of a loop, from which a dialect writes its statements."""
         region, dim = region_of(eqn), dim_of(eqn)
         carries = [(v, a.value) for v, a in pairs(eqn) if a.role == "carried"]
         slices = [(v, a.value) for v, a in pairs(eqn) if a.role == "sliced"]
@@ -256,6 +258,7 @@ class Emitter:
                 yield from self._assign(self._literals.pop(value), {})
 
     def _assign(self, eqn: Equation, inlined: dict[Value, str]) -> Iterator[str]:
+        """Yield the statements that compute an equation. inlined: values whose text stands in the place of their name."""
         text = self.dialect.column(eqn)
         code = self._code(eqn, inlined)
         expression = text.format(*code.aligned) if isinstance(text, str) else text(code)
@@ -270,6 +273,7 @@ class Emitter:
                 yield line
 
     def _code(self, eqn: Equation, inlined: dict[Value, str]) -> Code:
+        """Return what the text of an op is written from: the equation, the texts of its operands, and the sizes of a shard."""
         dialect, type = self.dialect, eqn.results[0].type
         args = tuple(inlined.get(v) or self._operand(eqn, v) for v in eqn.operands)
         sizes = type.local_shape(dialect.mesh)

@@ -179,6 +179,10 @@ class ExactReference:
     def _compared(
         self, functions: Sequence[Function], computing: Callable[[PrimeField], Compute]
     ) -> ExactResult:
+        """Compare the outputs of functions with the undistributed program, in each draw.
+
+        computing: returns the compared computation over a field. Raises `NotExact` if a function has values without residues.
+        """
         if strange := next(filter(None, map(without_residues, functions)), None):
             raise residues.NotExact(strange)
         functions = [function for function in functions if "input" in FORMS[function.name].takes]
@@ -247,6 +251,7 @@ class ExactReference:
         return with_differentiable_loops(bound(program.function("forward"), training=True))
 
     def _forward_mode(self, directions: Mapping[str, Any], draw: int) -> tuple[np.uint64, bool]:
+        """Return the change of the outputs along directions of the arguments, and True if the change is defined everywhere."""
         arguments, field = self.expected("gradients", draw)[0], self.field(draw)
         given, forward = {}, self._forward
         for value in (argument.value for argument in forward.arguments):

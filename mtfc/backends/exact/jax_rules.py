@@ -346,6 +346,10 @@ def _select_and_gather_add(run: Evaluator, eqn: Any, tangents: ExactArray, x: Ex
 
 
 def _convolution(run: Evaluator, eqn: Any, x: ExactArray, kernel: ExactArray) -> ExactArray:
+    """Return the convolution of residues: gather the elements of all windows, and contract them with the kernel.
+
+    A place outside of the input reads a last element, which is 0.
+    """
     params, numbers = eqn.params, eqn.params["dimension_numbers"]
     x, kernel = x.transpose(numbers.lhs_spec), kernel.transpose(numbers.rhs_spec)
     sizes = {
@@ -367,6 +371,7 @@ def _convolution(run: Evaluator, eqn: Any, x: ExactArray, kernel: ExactArray) ->
 
 
 def _dot(run: Evaluator, eqn: Any, x: ExactArray, y: ExactArray) -> ExactArray:
+    """Return the dot of residues, as an einsum whose letters name the dimensions that JAX contracts and batches."""
     ((left, right), (left_batch, right_batch)) = eqn.params["dimension_numbers"]
     letters = iter("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
     a = [next(letters) for _ in range(x.ndim)]

@@ -111,6 +111,7 @@ class ExactArray(NDArrayOperatorsMixin):
         return self.mapped(lambda x: np.asarray(x[plain]))
 
     def __setitem__(self, index: Any, value: Any) -> None:
+        """Write a value into part of the array, with its tangent. A value that is a residue makes the whole array residues."""
         if self.is_float and isinstance(value, ExactArray) and value.is_residue and not self.is_residue:
             self.values, self.is_residue = self.residues().values, True
         given = self._like(value)
@@ -382,6 +383,7 @@ def _tangent_of_product(times: Callable[[Array, Array], Array], a: ExactArray, b
 
 
 def _divide(a: ExactArray, b: ExactArray) -> ExactArray:
+    """Return the quotient of residues, with POISON where the divisor is 0 or infinite."""
     field = a.field
     inverse = field.inverse(without_specials(b))
     found = field.multiply(without_specials(a), inverse)

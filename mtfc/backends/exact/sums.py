@@ -85,6 +85,7 @@ def largest(x: ExactArray, axis: Any, keepdims: bool, sign: int = 1) -> ExactArr
 
 
 def cumulative(x: ExactArray, axis: int) -> ExactArray:
+    """Return the cumulative sum along an axis. From the first special value on, the sums are POISON."""
     if not x.is_float:
         return ExactArray(x.field, np.cumsum(x.values, axis=axis, dtype=x.dtype), x.dtype)
     if not x.is_residue and has_exact_sums(x.values):
@@ -117,6 +118,10 @@ def _summed(x: ExactArray, labels: str, needed: set[str]) -> tuple[ExactArray, s
 def _contracted(
     a: ExactArray, left: str, b: ExactArray, right: str, needed: set[str]
 ) -> tuple[ExactArray, str]:
+    """Return the product of two arrays, summed over shared letters that nothing else needs, and the letters of the result.
+
+    left, right: a letter for each dimension. needed: the letters of the other operands and of the result.
+    """
     a, left = _summed(a, left, needed | set(right))
     b, right = _summed(b, right, needed | set(left))
     batch = [each for each in left if each in right and each in needed]

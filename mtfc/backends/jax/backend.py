@@ -311,6 +311,7 @@ def _written(program: Program, function: Function) -> str:
 
 
 def _decorators(program: Program, function: Function) -> str:
+    """Return the decorators of a function: compile it, check its dicts, and map it over the shards of the mesh."""
     form, kinds = FORMS[function.name], kinds_of(program, function)
     taken = [*(TABLES[kind] for kind in kinds), *(["P()"] if form.counts else [])]
     given = [f'OUTPUTS["{form.name}"]'] * form.outputs

@@ -62,6 +62,7 @@ class _Counts:
         body.steps[:] = changed
 
     def note_constant(self, var: Var, value: Any) -> None:
+        """Note a constant that is false everywhere, or that counts from 0 along one axis."""
         import numpy as np
 
         if var.key is not None or var.dtype not in ("bool", *INTEGER_RANGE):

@@ -202,6 +202,7 @@ def _by_parts(eqn: Any, operands: Sequence[Any]) -> Any:
 
 
 def _complex_dot(eqn: Any, operands: Sequence[Any]) -> Any:
+    """Return a dot of complex numbers as four dots of their parts: (a + bi)(c + di) == ac - bd + (ad + bc)i."""
     import jax
 
     (a, b), (c, d) = map(_parts, operands)

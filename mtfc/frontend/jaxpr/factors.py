@@ -189,6 +189,7 @@ def alternate(factors: Sequence[Factor]) -> Axis:
 
 
 def _merge(x: Factor, y: Factor) -> None:
+    """Merge a factor into another, which takes over its spaces and its wanted names."""
     if len(x.spaces) < len(y.spaces):
         x, y = y, x
     y.united = x

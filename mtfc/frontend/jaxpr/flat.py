@@ -263,6 +263,7 @@ class Flattener:
         )
 
     def _body(self, closed: Any) -> Body:
+        """Return the body of a loop, which has no step for the arrays of the function around it."""
         arguments = tuple(self.var(v.aval) for v in closed.jaxpr.invars)
         around, self._span = self._span, None
         with self._other_body() as steps:
@@ -315,6 +316,11 @@ class Flattener:
         return self._inline(closed, dict(zip(closed.jaxpr.invars, arguments, strict=True)))
 
     def _equation(self, eqn: Any, env: Env) -> None:
+        """Add the steps of an equation of JAX, and put its results into `env`.
+
+        Calls are inlined, branches and `while` become loops, and a primitive with an expansion is expanded; others are one
+        step. Refuses side effects and references (E805).
+        """
         operands = tuple(self._operand(v, env) for v in eqn.invars)
         name, span = eqn.primitive.name, self._span
         inner = eqn.params.get(INLINED[name]) if name in INLINED else None

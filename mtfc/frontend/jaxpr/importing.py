@@ -312,6 +312,7 @@ class _Import:
         self.emitter = JaxprEmitter(self.build, Dims(), linker)
 
     def run(self, title: str) -> Imported:
+        """Return the imported program: arguments, equations and outputs, and functions that train if outputs replace inputs."""
         inputs = [*self._inputs()]
         arguments = [
             self._argument(leaf, var) for leaf, var in zip(inputs, self.flat.body.arguments, strict=True)
@@ -344,6 +345,7 @@ class _Import:
         )
 
     def _inputs(self) -> Iterable[Leaf]:
+        """Yield the leaf of each argument, named by its path, and then those of constants."""
         variables, paths = self.flat.body.arguments, self.flat.inputs
         for var, path, role in zip(variables, paths, self.roles, strict=False):
             # (positional or named, number or name, the path inside of the argument)

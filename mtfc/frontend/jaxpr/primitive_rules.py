@@ -299,6 +299,7 @@ class Dims:
         return self.of(factor for axis in axes for factor in axis)
 
     def _of(self, factor: Factor) -> Dim:
+        """Return the dimension of a factor, made at its first use: by a wanted name, by the name of its alternate, or `d`."""
         if factor not in self.known:
             other = factor.alternate.root() if factor.alternate is not None else None
             wanted = min(factor.wanted, default=None)

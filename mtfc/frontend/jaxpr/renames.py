@@ -363,6 +363,7 @@ class StepGraph:
 
     @classmethod
     def of(cls, body: Body) -> StepGraph:
+        """Return the graph of a function's body. Arguments and outputs keep all of their factors."""
         graph = cls()
         for argument in body.arguments:
             graph._add({argument: 1}, (), None)
@@ -371,6 +372,10 @@ class StepGraph:
         return graph
 
     def _steps(self, body: Body, times: int) -> None:
+        """Add the steps of a body that runs `times` times.
+
+        Only loops have spaces yet; `space` makes one for another step on demand.
+        """
         users = self.users
         for step in body.steps:
             if step.bodies:
@@ -442,6 +447,9 @@ class StepGraph:
         return self.arrays[var]
 
     def _array(self, var: Var) -> CutArray | None:
+        """Return an array whose axes may be renamed, with its places in the spaces that make and use it; None if nothing can
+        change.
+        """
         axes = [leaves(each) for each in var.axes]
         own = tuple(f for each in axes for f in each)
         if var not in self.renamed and self.cut.isdisjoint(own):

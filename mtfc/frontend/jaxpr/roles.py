@@ -118,6 +118,9 @@ class RoleFinder:
             self.sightings.update(dict.fromkeys(own, Sighting(role, own, tuple(names), is_clear)))
 
     def _steps(self, body: Body) -> None:
+        """Follow values from the operands to the results of each forward step, and read what single primitives tell about
+        roles.
+        """
         for step in body.steps:
             if step.stage != "forward":
                 continue

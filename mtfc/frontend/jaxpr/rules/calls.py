@@ -129,6 +129,7 @@ def _shared(step: AppliedPrimitive) -> tuple[SharedAxis, ...]:
 
 
 def link(linker: Linker, step: AppliedPrimitive) -> None:
+    """Link the axes that a call maps: the same axes of operands and results share factors."""
     if _is_elementwise(step):
         elementwise.link(linker, step)
     elif own := _along(step):

@@ -116,6 +116,7 @@ def _link_ragged(linker: Linker, step: AppliedPrimitive) -> None:
 
 
 def _emit_ragged(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
+    """Append a ragged dot as a dot of groups: each row uses the weights of its group, or each group sums its own rows."""
     numbers = _Numbers.of(step)
     if numbers.are_batches:
         return emit(emitter, _as_dot(step))

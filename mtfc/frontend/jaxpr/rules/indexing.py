@@ -95,6 +95,7 @@ def _link_gather(linker: Linker, step: AppliedPrimitive) -> None:
 
 
 def _emit_gather(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
+    """Append a gather along one axis. Indices out of bounds read a fill value, or are clamped, by the mode."""
     table, ids = step.operands
     (j,) = index_numbers(step).axes
     build, indices = emitter.build, emitter.operand(step, 1)
@@ -137,6 +138,7 @@ def _updates_rows(step: AppliedPrimitive) -> bool:
 
 
 def _link_scatter(linker: Linker, step: AppliedPrimitive) -> None:
+    """Link the indices' batch to the table's, and the axes of the updates to those of the table or of the indices."""
     (table, _, updates), numbers = step.operands, index_numbers(step)
     (j,) = numbers.axes
     wanted = {place: table.axes[k] for k, place in numbers.batch.items()}

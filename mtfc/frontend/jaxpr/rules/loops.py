@@ -55,6 +55,7 @@ def link(linker: Linker, step: AppliedPrimitive) -> None:
 
 
 def emit(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
+    """Append a loop: its carries, the arrays that all iterations read, and the arrays that it takes slices of, in this order."""
     (body,), (consts, carries) = step.bodies, _numbers(step)
     dim = _dim(emitter, step)
     order: list[tuple[int, Role]] = [(i, "carried") for i in range(consts, consts + carries)]
@@ -127,6 +128,7 @@ def _operand(emitter: JaxprEmitter, step: AppliedPrimitive, i: int, role: Role, 
 
 
 def _outputs(inner: JaxprEmitter, step: AppliedPrimitive, carried: Sequence[Argument]) -> list[Output]:
+    """Return the outputs of a loop's body: first the new carries with the carries' dimensions, then what is stacked."""
     (body,), (_, carries) = step.bodies, _numbers(step)
     names, found = Names(), []
     for i, output in enumerate(body.outputs):

@@ -29,6 +29,8 @@ def link(linker: Linker, step: AppliedPrimitive) -> None:
 
 
 def _emit(op: str) -> Callable[[JaxprEmitter, AppliedPrimitive], Sequence[Value]]:
+    """Return the emit rule of a reduction."""
+
     def emit(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
         """Reduce along the dimensions that the value has. It repeats elements along the others."""
         x = emitter.operand(step, 0)
@@ -148,6 +150,10 @@ def _link_convolution(linker: Linker, step: AppliedPrimitive) -> None:
 
 
 def _emit_convolution(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
+    """Append a convolution as an einsum of windows and kernel.
+
+    Dimensions that neither operand has, because its elements repeat, only multiply the result by their size.
+    """
     x, params, (result,) = step.operands[0], step.params, step.results
     numbers, dtype = params["dimension_numbers"], result.dtype
     value = emitter.build.cast(emitter.operand(step, 0), dtype)
@@ -210,6 +216,8 @@ FILLS = {"sum": 0.0, "max": float("-inf"), "min": float("inf")}
 
 
 def _pooling(op: str) -> PrimitiveRule:
+    """Return the rule of a reduction over windows, such as max pooling."""
+
     def emit(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
         result = step.results[0]
         value = emitter.operand(step, 0)

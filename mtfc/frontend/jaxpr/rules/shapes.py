@@ -263,7 +263,10 @@ def _link_tile(linker: Linker, step: AppliedPrimitive) -> None:
 
 
 def _link_concatenate(linker: Linker, step: AppliedPrimitive) -> None:
-    """Equal parts are joined along new major factors, others along a new axis."""
+    """Join equal parts along new major factors, and other parts along a new axis.
+
+    The other axes are fitted to those of the largest part.
+    """
     j, (result,) = step.params["dimension"], step.results
     arrays = range(len(step.operands))
     first = max(arrays, key=lambda i: prod(step.operands[i].shape))
@@ -278,6 +281,7 @@ def _link_concatenate(linker: Linker, step: AppliedPrimitive) -> None:
 
 
 def _emit_concatenate(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
+    """Append a concatenation: along a new dimension if all parts have one size, or else along the joined one."""
     j, (result,) = step.params["dimension"], step.results
     values = operands(emitter, step)
     axes = [step.axes(i) for i in range(len(step.operands))]
