@@ -366,6 +366,8 @@ class _Devices:
         array = jax.device_put(everywhere, NamedSharding(mesh, split))
 
         def local(array: Any, count: Any) -> Any:
+            """Repeat the body `count` times on a device; each repetition reads and replaces one of `turns` results."""
+
             def step(i: Any, results: Any) -> Any:
                 if turns == 1:
                     for _ in range(chained):

@@ -36,6 +36,7 @@ class Model:
 
 
 def elaborate_model(decl: ast.ModelDecl, scope: Scope) -> Model:
+    """Return the program of a model, with what layouts and training need to know about it."""
     body = ModelBody(decl, scope)
     for each in decl.inputs:
         body.input(each)
@@ -75,6 +76,7 @@ class ModelBody(ElaboratedBody):
             self.expressions.values[node.name.text] = value
 
     def return_(self, node: ast.Return) -> None:
+        """Make the returned variables the outputs of the model."""
         places: dict[str, Span] = {}
         self.returned = len(node.values)
         for value in node.values:

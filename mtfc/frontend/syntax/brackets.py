@@ -123,6 +123,7 @@ class _Matcher:
         self.stray: set[int] = set()
 
     def run(self) -> None:
+        """Pair brackets over all tokens. A new declaration closes all open brackets, and a new statement the parentheses."""
         closers = frozenset(CLOSERS.values())
         for index, token in enumerate(self.tokens):
             if token.kind in CLOSERS:
@@ -177,6 +178,7 @@ class _Emitter:
         self.open: list[tuple[int, int]] = []  # indices: in the stream, in the matcher
 
     def take(self, index: int, token: Token) -> None:
+        """Put a token into the stream, or drop it and report it; close brackets that were left open before it."""
         while self.open and self._is_closed_by(index, token):
             self._close(token)
         if token.kind == BAD:
@@ -241,6 +243,7 @@ class _Emitter:
         return tokens[end - 1].kind != "COMMA"
 
     def _close(self, token: Token) -> None:
+        """Report an open bracket that is not closed, and put in the missing bracket."""
         opener = self.stream.tokens[self.open[-1][0]]
         text = CLOSING_TEXT[opener.text]
         if len(self.open) <= NESTING_LIMIT:

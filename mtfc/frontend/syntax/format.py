@@ -236,6 +236,10 @@ class _BracketReader:
         self.line = 1
 
     def group(self, opener: str, separators: tuple[str, ...]) -> Bracket:
+        """Return the entries up to the end of a bracket. opener: the bracket, empty at the top.
+
+        separators: the tokens between entries.
+        """
         entries = _EntryReader(opener)
         has_newline = False
         for token in self.tokens:
@@ -280,6 +284,10 @@ class _EntryReader:
         self.parts.append(part)
 
     def comment(self, text: str, newlines: int) -> None:
+        """Put a comment behind the entry on its line, behind the opening bracket, or on a line of its own.
+
+        newlines: those before it.
+        """
         last = self.done[-1] if self.done else None
         if self.parts:
             self.comments.append((text, newlines))

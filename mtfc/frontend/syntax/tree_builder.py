@@ -93,6 +93,8 @@ class KeyedEntry(ast.Node):
 
 @frozen
 class TreeBuilder:
+    """Makes the nodes of the syntax tree: a method for each rule of the grammar whose node is not just its children."""
+
     file: str
 
     def maker(self, rule: str) -> Callable[..., Any]:

@@ -182,6 +182,7 @@ class Expressions:
         return self.emit(Site(span, variable), "transpose", operand, dims=value.type.dims)
 
     def _unknown(self, node: ast.Name) -> None:
+        """Report a name without a value: bound in a loop that has ended, bound later, or unknown."""
         name = node.text
         if name in self.gone:
             label = Label(self.gone[name], "each iteration binds it anew here")
@@ -255,6 +256,7 @@ class Expressions:
         return self.folded(node.span, negated, operand.result)
 
     def binary(self, node: ast.Binary, variable: str | None) -> Result:
+        """Return the value of `left op right`: an equation if a tensor takes part, or else a number."""
         left, right = self.operand(node.left), self.operand(node.right)
         if left is None or right is None:
             return None

@@ -63,6 +63,7 @@ class BlockBuilder(Builder):
     """
 
     def __init__(self, variables: Collection[str], parent: BlockBuilder | None = None) -> None:
+        """Start an empty block. variables: the names that variables of the block may have. parent: the block around it."""
         seen: set[str] = parent.variables.seen if parent else set()
         self.variables: VariableNames = VariableNames(variables, seen)
         super().__init__(self.variables.others, stage=parent.stage if parent else "forward")

@@ -67,6 +67,7 @@ class ElaboratedBody:
         stack: tuple[tuple[str, str], ...] = (),
         shared: tuple[tuple[str, str], ...] = (),
     ) -> None:
+        """Start a body. given: the names of its arguments. prefix, stack, shared: as in `Expressions`."""
         self.kind, self.statements = kind, statements
         self.scope = scope
         self.later = variables(given, statements)
@@ -110,6 +111,7 @@ class ElaboratedBody:
             self.scope.error("E107", "this comes after `return`", rest[0].span, [label])
 
     def statement(self, node: ast.Statement) -> None:
+        """Elaborate a statement. A statement without use is checked only, and its names are dropped."""
         if isinstance(node, ast.Broken):  # the error has been reported, and the names are doubtful
             self.expressions.values.update(dict.fromkeys(node.targets))
             return
@@ -146,6 +148,7 @@ class ElaboratedBody:
     # Statements
 
     def assign(self, node: ast.Assign) -> None:
+        """Bind the targets to the results of an expression; a wrong number of results makes all of them unknown."""
         names = [self.expressions.prefix + target.text for target in node.targets]
         for name in names:
             self.expressions.note_section(name, node.value.span)
@@ -189,6 +192,7 @@ class ElaboratedBody:
         return True
 
     def state(self, node: ast.State) -> None:
+        """Declare a state of the model. After an error the name stays bound, so that its uses report nothing."""
         is_typed = declared.typed(node, self.expressions)
         type = self.scope.type(node.type) if is_typed and node.type is not None else None
         init = None
@@ -311,6 +315,7 @@ MOST_LOOPS = 16
 
 
 def elaborate_loop(body: ElaboratedBody, node: ast.Repeat | ast.Scan) -> None:
+    """Elaborate a `repeat` or a `scan`. If its head is wrong, the names that it binds become unknown values."""
     dim, condition = body.scope.dim(node.dim), None
     if node.condition is not None:
         condition = _first_condition(node.condition, body)
@@ -570,6 +575,7 @@ class Loop:
                 self._changes(name, each, end)
 
     def _changes(self, name: str, carried: Carried, value: Value) -> None:
+        """Report (E222) that a variable has another type after an iteration than before the loop."""
         before, after = carried.argument.type, value.type
         labels = [Label(carried.span, f"after an iteration it is {after}")]
         if carried.before is not None:

@@ -124,6 +124,7 @@ def _plain(expressions: Expressions, node: ast.Call) -> bool:
 
 
 def _right_number(expressions: Expressions, node: ast.Call, builtin: Builtin, found: int) -> bool:
+    """Return True if a call has as many arguments as its builtin takes; otherwise report it (E203)."""
     expected = len(builtin.arguments)
     if found == expected or (builtin.more and found > expected):
         return True
@@ -148,6 +149,10 @@ def _known_keywords(expressions: Expressions, node: ast.Call, builtin: Builtin) 
 def _right_result(
     expressions: Expressions, node: ast.Call, builtin: Builtin, result: ast.DimList | None, found: list[Any]
 ) -> bool:
+    """Return True if a call names the dims of its result where it must, and not beside `over`; otherwise report it (E215).
+
+    found: the arguments.
+    """
     if any(isinstance(argument, ast.Arrow) for argument in node.arguments) and result is None:
         return True  # reported where it is read
     if builtin.result == "required" and result is None:

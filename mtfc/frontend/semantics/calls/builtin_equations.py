@@ -110,6 +110,7 @@ def reduction(
     over: Dims | None = None,
     dims: Dims | None = None,
 ) -> Result:
+    """Make a reduction along the dims `over`, or to the dims `dims`. op: `sum`, `max` and the like."""
     value = expressions.tensor(x)
     if value is None:
         return None
@@ -291,6 +292,7 @@ def cumsum(
     exclusive: bool = False,
     reverse: bool = False,
 ) -> Result:
+    """Make a cumulative sum along one dim."""
     if over is None:
         return expressions.scope.refuse(
             "E203", "`cumsum` needs `over`", site.span, help="write `cumsum(x, over = d)`"
@@ -329,6 +331,7 @@ def bernoulli(
 
 
 def _drawn(expressions: Expressions, site: Site, op: str, seed: Operand | None, **attributes: Attr) -> Result:
+    """Make random numbers, whose stream has the variable's name. They differ between steps, iterations of loops, and seeds."""
     builder = expressions.builder
     stream = builder.draws.fresh(site.variable or f"{expressions.prefix}{op}")
     numbers = [builder.step(site.span), *builder.indices(site.span)]

@@ -88,6 +88,10 @@ class _Call:
         return inlined_size(self.function, self.scope.reports.sizes)
 
     def run(self, variables: Variables) -> Results | None:
+        """Inline the call, and return its results; None, with a diagnostic, if the call is wrong.
+
+        variables: the names of the results.
+        """
         given = self._arguments()
         if given is None or not self._bind_generics() or not check_signature(self.decl, self.scope):
             return None
@@ -219,6 +223,9 @@ class _Call:
     # The signature
 
     def _may_be_inlined(self) -> bool:
+        """Return True unless the function calls itself, calls are too deep, or the program would grow too large; then report
+        it.
+        """
         stack, builder, size = self.caller.stack, self.caller.builder, self.size
         if self.key in stack:
             names = [name for _, name in (*stack[stack.index(self.key) :], self.key)]
@@ -307,6 +314,10 @@ class FunctionBody(ElaboratedBody):
     def __init__(
         self, call: _Call, variables: Variables, prefix: str, shared: tuple[tuple[str, str], ...]
     ) -> None:
+        """Start the body of a called function. variables: the caller's names of the results.
+
+        prefix: the path of the values' names.
+        """
         decl, scope, caller = call.decl, call.scope, call.caller
         generics = {name.text for name in decl.generics}
         given = [each.name for each in decl.args if each.type or each.name.text not in generics]
@@ -319,6 +330,7 @@ class FunctionBody(ElaboratedBody):
         self.results: list[Result] = [None] * len(decl.results)
 
     def return_(self, node: ast.Return) -> None:
+        """Keep the returned values as the results, if their number is the declared one."""
         expected, found = len(self.decl.results), len(node.values)
         self.returned = found
         if found != expected:
@@ -333,6 +345,7 @@ class FunctionBody(ElaboratedBody):
     def _result(
         self, node: ast.Expr, type: TensorType | None, declared: ast.Type, variable: str | None
     ) -> Result:
+        """Return a result as its declared type; after a mismatch (E221), a placeholder of that type."""
         result = self.expressions.value(node, variable)
         if result is None or type is None:
             return self.expressions.placeholder(type, node.span)
@@ -448,6 +461,10 @@ class Bindings:
         return found[0] if found else None
 
     def _match(self, type: ast.Type, operand: Operand) -> None:
+        """Match an argument's type with a parameter's: its dtype, the dims that are known, and then the rest.
+
+        Raises `Mismatch`.
+        """
         self._match_dtype(type, operand)
         known = [dim for name in names(type) if (dim := self.dim(name)) is not None]
         left = list(operand.dims)

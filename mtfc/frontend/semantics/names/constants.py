@@ -291,6 +291,7 @@ def declare_meshes(decls: Iterable[ast.MeshDecl], scope: Scope) -> dict[str, Mes
 
 
 def mesh(decl: ast.MeshDecl, scope: Scope) -> Mesh | None:
+    """Return a declared mesh; None, with a diagnostic, if it has no axes or an axis without a size."""
     places: dict[str, Span] = {}
     sizes = [
         (axis.name.text, _size(axis.name.text, axis.size, scope))

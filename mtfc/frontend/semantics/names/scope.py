@@ -328,6 +328,7 @@ class Scope:
         return len(dims) <= MAX_DIMS or self.error("E212", message, span)
 
     def _repeats(self, names: Collection[ast.DimName | ast.Ellipsis]) -> bool:
+        """Return True, and report it (E210), if a list of dimensions has one twice."""
         places: dict[str, list[Span]] = {}
         for name in names:
             places.setdefault("..." if isinstance(name, ast.Ellipsis) else name.text, []).append(name.span)
@@ -421,6 +422,7 @@ def _habit(scope: Scope, name: str, builtins: Mapping[str, str]) -> str | None:
 def _in_module(
     scope: Scope, function: ast.Path, values: Collection[str], builtins: Mapping[str, str]
 ) -> None:
+    """Report a call of a function with a dotted name: of an unknown module, of a module that lacks it, or of a value."""
     head, *rest = function.parts
     if head == "random" and head not in scope.modules:
         known = [name for name in builtins if name.startswith("random.")]

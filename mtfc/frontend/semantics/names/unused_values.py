@@ -128,6 +128,7 @@ class _Walk:
         handed_out[node.name.text] = made
 
     def _loop(self, node: ast.Repeat | ast.Scan, values: Environment, around: tuple[_Node, ...]) -> None:
+        """Add a loop: a carried variable is read by the value that it has at the end of an iteration, and the other way round."""
         sources = (each for slice in node.slices for each in _read(slice, values))
         loop = _Node((), node, [*sources, *around])
         self.nodes.append(loop)
@@ -283,6 +284,10 @@ def _in_body(body: Sequence[ast.Statement]) -> Iterator[Diagnostic]:
 
 
 def _statements(body: Iterable[ast.Statement]) -> list[_Statement]:
+    """Return the statements of a body with their forms. Statements of one form differ only in the names of values.
+
+    Each name that a statement reads is given by the number of the statement that bound it last.
+    """
     last: dict[str, int] = {}
     found: list[_Statement] = []
     for number, node in enumerate(body):
@@ -306,6 +311,7 @@ def _form(node: object, left_out: set[int]) -> Hashable:
 
 
 def _rows(statements: Sequence[_Statement]) -> Iterator[_Copies]:
+    """Yield rows of copies of the same statements, if nothing behind a row reads values of any copy but the last."""
     places: dict[Hashable, list[int]] = defaultdict(list)
     for number, each in enumerate(statements):
         places[each.form].append(number)
@@ -350,6 +356,7 @@ def _is_alike(was: int | str, now: int | str, row: _Copies) -> bool:
 
 
 def _of_copies(row: _Copies, statements: Sequence[_Statement]) -> Diagnostic:
+    """Return the warning that a loop would say the same as a row of copies."""
     first, second = (
         (*bound(node), node)[0].span for node in (statements[row.start + k * row.period].node for k in (0, 1))
     )

@@ -71,6 +71,7 @@ def _elsewhere(name: str, std: Scope) -> str | None:
 
 
 def _of_module(node: ast.Call, path: ast.Path, scope: Scope, std: Scope) -> Optimizer | None:
+    """Return an optimizer that is named with its module; None, with a diagnostic, if there is none."""
     head, *rest = path.parts
     name = ".".join(rest)
     if head not in scope.modules:
@@ -166,6 +167,7 @@ def check_optimizers(decls: Iterable[ast.OptimizerDecl], scope: Scope) -> None:
 
 
 def _check_head(decl: ast.OptimizerDecl, scope: Scope) -> None:
+    """Report names of an optimizer that are declared twice, types of hyperparameters, and a wrong pattern."""
     places: dict[str, Span] = {}
     for name in (*(hyper.name for hyper in decl.hypers), decl.parameter, decl.gradient):
         scope.declare("value", name, places)
@@ -179,6 +181,7 @@ def _check_head(decl: ast.OptimizerDecl, scope: Scope) -> None:
 
 
 def _check_pattern(pattern: ast.Type, scope: Scope) -> None:
+    """Report dimensions of a pattern that are paths or stand twice, and a dtype that no parameter has."""
     places: dict[str, Span] = {}
     for dim in pattern.dims:
         if isinstance(dim, ast.Path):
@@ -284,6 +287,10 @@ def _inside(optimizer: Optimizer, bindings: Bindings) -> Scope:
 
 
 def _problem(eqn: Equation, own: tuple[Dim, ...]) -> str | None:
+    """Return why an equation may not stand in an optimizer, as the end of a sentence; None if it may.
+
+    own: the parameter's dims.
+    """
     if has_trait(eqn, "training"):
         return "asks for `training`, and updates are computed in training alone"
     if has_trait(eqn, "random"):
@@ -434,6 +441,9 @@ class UpdateBody(ElaboratedBody):
             self.expressions.values[name.text] = None
 
     def assign(self, node: ast.Assign) -> None:
+        """Assign values: refuse to assign what is given to the optimizer, and let new values of parameter and states take their
+        types.
+        """
         given = [target for target in node.targets if target.text in self.given]
         values = self.expressions.values
         before = {target.text: values[target.text] for target in given}
@@ -465,6 +475,7 @@ class UpdateBody(ElaboratedBody):
         return fit
 
     def state(self, node: ast.State) -> None:
+        """Declare a state of the optimizer, whose type is that of its initial value."""
         if node.type is not None:
             message = f"state `{node.name.text}` of an optimizer takes the type of its initial value"
             help = "leave the type out"

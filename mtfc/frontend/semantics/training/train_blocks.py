@@ -63,6 +63,10 @@ def train_models(
 
 
 def _trained(model: Model, decl: ast.TrainDecl, scope: Scope, std: Scope) -> Model:
+    """Return a model with the training of a block.
+
+    All parts of the block are checked, so that all errors are reported at once.
+    """
     groups = groups_of(model, decl, scope)
     precision = elaborate_precision(decl.precision, scope) if decl.precision else TrainPrecision()
     clip, accumulate, average = (_setting(key, getattr(decl, key), scope) for key in SETTINGS)
@@ -270,6 +274,7 @@ def elaborate_precision(node: ast.Precision, scope: Scope) -> TrainPrecision:
 
 
 def _by_key(node: ast.Precision, scope: Scope) -> dict[str, ast.PrecisionRule]:
+    """Return the entries of `precision` by key; report unknown keys and repeated ones (E410)."""
     rules: dict[str, ast.PrecisionRule] = {}
     places: dict[str, Span] = {}
     for rule in node.rules:
@@ -303,6 +308,7 @@ def _reduced(dtype: str, precision: TrainPrecision, rule: ast.PrecisionRule, sco
 
 
 def _loss_scale(node: ast.Expr, precision: TrainPrecision, scope: Scope) -> LossScale | None:
+    """Return the loss scale of an entry: a number or `dynamic`; None, with a diagnostic, if the entry is wrong."""
     if WRITTEN_BYTES[precision.params] < WRITTEN_BYTES["f32"]:
         message = f"the unscaled gradients would underflow in {precision.params} again"
         return scope.refuse("E410", message, node.span, help="store parameters as `params: f32`")
