@@ -199,6 +199,8 @@ def _devices_and_links(decl: ast.Node | None) -> Symbols:
 
 @attrs.frozen
 class _Resolver:
+    """Finds the symbols that names mean in one file. Each method yields the names in a node of its kind."""
+
     file: Declarations
     project: Project
 

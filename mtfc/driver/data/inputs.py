@@ -80,6 +80,7 @@ class Fitting:
     def misshaped(
         self, what: str, name: str, type: TensorType, span: Span | None, help: str | None = None
     ) -> None:
+        """Report (E503) an array of another shape than its type."""
         shape = list(self.arrays[name].shape)
         self.error(
             "E503",

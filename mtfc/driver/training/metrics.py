@@ -264,6 +264,7 @@ class ProgressBar(Sink):
 
     @classmethod
     def of(cls, total: int, done: int, every: int) -> ProgressBar:
+        """Start a bar at `done` of `total` steps, which shows figures every `every` steps."""
         progress = import_package("rich.progress", "rich")
         console = import_package("rich.console", "rich").Console(stderr=True, highlight=False)
         columns = (

@@ -72,6 +72,7 @@ def declare_nested(decl: ast.HardwareDecl, scope: Scope) -> Hardware | None:
 
 
 def _link(link: ast.LinkDecl, is_last: bool, scope: Scope) -> Link | None:
+    """Return a level of nested links; None, with a diagnostic, if it is wrong. is_last: it is the outermost level."""
     if any(key_of(figure) == "between" for figure in link.figures):
         help = "`between` is for machines whose devices have names: `device gpu: { count: 4, ... }`"
         return scope.refuse(
@@ -338,6 +339,10 @@ def declare_hardware(decls: Iterable[ast.HardwareDecl], scope: Scope) -> dict[st
 
 
 def _graph(decl: ast.HardwareDecl, scope: Scope) -> DeviceGraph | None:
+    """Return a machine with named devices; None, with a diagnostic, if it is wrong.
+
+    Devices must be connected, and one must compute.
+    """
     for figure in decl.figures:
         help = "if one device has a name, all have: `device cpu: { ... }`"
         scope.error("E315", "a machine with named devices has no other entries", figure.key.span, help=help)

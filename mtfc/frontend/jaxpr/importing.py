@@ -168,6 +168,7 @@ class Imported:
         )
 
     def _warning(self, name: str, steps: Sequence[AppliedPrimitive]) -> Diagnostic:
+        """Return the warning (W801) about a primitive that every processor computes whole. steps: its uses."""
         place = definition(self.flat.function)
         spans = [*dict.fromkeys(step.span or place for step in steps)]
         more = f", and at {len(spans) - 1} further lines" if len(spans) > 2 else ""

@@ -219,6 +219,7 @@ def named_once(decls: Iterable[ast.LayoutDecl], scope: Scope) -> list[ast.Layout
 
 
 def mesh_of(decl: ast.LayoutDecl, meshes: Mapping[str, Mesh | None], scope: Scope) -> Mesh | None:
+    """Return the mesh of a layout: the named one, or the only one of the file; None, with a diagnostic, if there is none."""
     if decl.mesh is not None:
         if decl.mesh.text not in meshes:
             scope.unknown("E307", f"unknown mesh `{decl.mesh.text}`", decl.mesh, meshes)
@@ -358,6 +359,7 @@ def declare_multi_mesh(
 def _resolved(
     decl: ast.LayoutDecl, meshes: Mapping[str, Mesh | None], models: Mapping[str, Span], scope: Scope
 ) -> MultiMeshLayout | None:
+    """Return a layout on several meshes, each part resolved on its own; None, with diagnostics, if something is wrong."""
     errors = len(scope.diagnostics.errors)
     mesh = mesh_of(decl, meshes, scope)
     _check_entries(decl.parts, scope)

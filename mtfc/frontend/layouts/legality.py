@@ -186,6 +186,7 @@ def _clash(
     layout: str,
     help: str,
 ) -> Diagnostic:
+    """Return the error (E301) that two rules split two dimensions of one tensor over one axis. affected: all such tensors."""
     tensor = next((each for each in affected if each.path), affected[0])
     message = f"layout `{layout}` splits two dimensions of {tensor.shown} over mesh axis `{axis}`{suffix}"
     more = len(affected) - 1
