@@ -108,6 +108,7 @@ class ProgramBuilder:
     """
 
     def __init__(self, name: str) -> None:
+        """Start an empty program."""
         self.name = name
         self.equations = Builder(Names())
         self._dims: dict[str, Dim] = {}

@@ -101,6 +101,10 @@ class Server(LanguageServer):
     """The state of a server. chosen: the layout that is chosen for a model, by file. searched: results of searches."""
 
     def __init__(self) -> None:
+        """Start without documents.
+
+        target: the machine that predictions are for. searches: the process of searches.
+        """
         super().__init__(NAME, installed_version() or "0", protocol_cls=_Protocol)
         self.documents = OpenDocuments()
         self.figures = FiguresQueue()

@@ -73,6 +73,10 @@ class Graph(GraphWriter):
     """
 
     def __init__(self, name: str) -> None:
+        """Start an empty model. The fields hold the statements of the file by kind.
+
+        _minimized: the loss.
+        """
         super().__init__(name)
         self._inputs: list[GraphTensor] = []
         self._declarations: list[str] = []

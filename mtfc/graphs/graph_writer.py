@@ -173,6 +173,10 @@ class GraphWriter:
     """The statements of a graph: the base of `Graph`, which adds declarations, loops and functions."""
 
     def __init__(self, name: str) -> None:
+        """Start an empty body.
+
+        _is_open: statements may be added. _imports: the imported modules.
+        """
         self.name = self._identifier(name, "a graph")
         self._body = GraphBody()
         self._is_open = True

@@ -77,12 +77,7 @@ def part_at(span: Span | None, parts: Sequence[MeshPart]) -> int | None:
 
 
 class _Labelling:
-    """The labels of one function, as far as they are known.
-
-    parts: the meshes. rest: the mesh of whatever no line places. training: the place of the `train` block. slices: slice -> the
-    whole that it is cut from. copied: values that each mesh computes for itself. made, homes: value or argument -> its part.
-    updated: the place of a parameter's declaration -> the part that stores it.
-    """
+    """The labels of one function, as far as they are known."""
 
     def __init__(
         self,
@@ -91,6 +86,12 @@ class _Labelling:
         training: Span | None,
         slices: Mapping[Value, Value],
     ) -> None:
+        """Start without labels.
+
+        parts: the meshes. rest: the mesh of whatever no line places. training: the place of the `train` block. slices: slice
+        -> the whole that it is cut from. copied: values that each mesh computes for itself. made, homes: value or argument ->
+        its part. updated: the place of a parameter's declaration -> the part that stores it.
+        """
         self.function, self.parts, self.training, self.slices = function, parts, training, slices
         self.rest = rest_of(parts)
         self.copied: set[Value] = set()

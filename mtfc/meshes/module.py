@@ -238,6 +238,10 @@ class _Calls:
     """Writes a function that calls its segments in order, and deletes each value after its last use."""
 
     def __init__(self, module: _Module, function: CutFunction) -> None:
+        """Start a function.
+
+        form: its signature. names: those of segments. travels: arrays between meshes. reads: the variables that results read.
+        """
         self.module, self.function = module, function
         self.form = FORMS[function.name]
         self.names = module.multi_mesh.segment_names(function)

@@ -107,13 +107,14 @@ def cut(program: Program, function: Function, parts: Sequence[MeshPart]) -> CutF
 
 
 class _Cut:
-    """The cut of one function.
-
-    micro: equation -> its micro-batch. labels: the part of each equation. makers: value -> the equation that computes it.
-    homes: argument or value -> its part. alone: outputs that no part computes.
-    """
+    """The cut of one function."""
 
     def __init__(self, program: Program, function: Function, parts: Sequence[MeshPart]) -> None:
+        """Write out the function's loops over micro-batches, and label its equations.
+
+        micro: equation -> its micro-batch. labels: the part of each equation. makers: value -> the equation that computes it.
+        homes: argument or value -> its part. alone: outputs that no part computes.
+        """
         out = written_out(program, function)
         self.program, self.function = out.program, out.function
         self.parts, self.micro = parts, out.micro_batches
@@ -245,14 +246,16 @@ class _Schedule:
     """The order of segments, from a rough simulation: an equation takes time in proportion to the elements of its results.
 
     A mesh takes, of what is ready, the earliest micro-batch, and there first what other meshes wait for. So the backward pass
-    of a micro-batch comes before the forward pass of a later one, as in a pipeline of one forward, one backward, and values of
-    few micro-batches are there at once.
-
-    waiting: the equations that have not started, by key. known: value -> the time at which it is computed. free: the time at
-    which each mesh is free.
+    of a micro-batch comes before the forward pass of a later one, as in a pipeline of one forward, one backward, and values
+    of few micro-batches are there at once.
     """
 
     def __init__(self, of: _Cut) -> None:
+        """Start with all equations waiting.
+
+        waiting: the equations that have not started, by key. known: value -> the time at which it is computed. free: the time
+        at which each mesh is free.
+        """
         self.of = of
         urgent = self._urgent()
         self.waiting: dict[Waiting, list[Equation]] = {}

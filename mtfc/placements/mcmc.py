@@ -92,13 +92,7 @@ class PlacementResult:
 
 
 class McmcSearch:
-    """A search for a strategy of one graph, reproducible from a seed.
-
-    choices: the configurations of each operator. restricted: operators with fewer configurations than equal operators. Changes
-    of a whole layer leave them out. history: the improvements. first: the evaluations before the search. layers: operators that
-    change together. samples: the sample dimension of each operator. lists: number of parts -> device lists for data
-    parallelism.
-    """
+    """A search for a strategy of one graph, reproducible from a seed."""
 
     def __init__(
         self,
@@ -107,6 +101,13 @@ class McmcSearch:
         settings: ChainSettings = ChainSettings(),
         restricted: Collection[int] = (),
     ) -> None:
+        """Start a search, whose clock runs from now.
+
+        evaluator: simulates strategies. choices: the configurations of each operator. restricted: operators with fewer
+        configurations than equal operators. Changes of a whole layer leave them out. history: the improvements. first: the
+        evaluations before the search. layers: operators that change together. samples: the sample dimension of each operator.
+        lists: number of parts -> device lists for data parallelism.
+        """
         self.evaluator, self.choices, self.settings = evaluator, choices, settings
         self.random = Random(settings.seed)
         self.begin = time.perf_counter()

@@ -78,16 +78,17 @@ def transfer_times(
 
 
 class _Tables:
-    """Fills the tables. `strategy` has the configurations of the entry that is being computed.
-
-    parts: the number of parts by [operator, configuration]. updated, shared: times until updates of one, and of two operators
-    end. work: seconds of devices by [pass, operator, configuration, device]. common: seconds of updates that many operators
-    share.
-    """
+    """Fills the tables. `strategy` has the configurations of the entry that is being computed."""
 
     def __init__(
         self, tasks: StrategyTasks, choices: Sequence[Sequence[Configuration]], deadline: float
     ) -> None:
+        """Start with empty tables.
+
+        deadline: a time of `time.perf_counter`. parts: the number of parts by [operator, configuration]. updated, shared:
+        times until updates of one, and of two operators end. work: seconds of devices by [pass, operator, configuration,
+        device]. common: seconds of updates that many operators share.
+        """
         self.tasks, self.choices, self.steps = tasks, choices, tasks.graph.steps
         self.deadline = deadline
         self.number = {step: i for i, step in enumerate(self.steps)}
@@ -327,6 +328,7 @@ class StrategyBounds:
     """
 
     def __init__(self, times: TransferTimes) -> None:
+        """Sort the edges between steps for both passes."""
         self.times = times
         order = np.argsort(times.users, kind="stable")
         makers, users = times.makers[order], times.users[order]

@@ -101,6 +101,10 @@ class Emitter:
     """
 
     def __init__(self, dialect: Dialect) -> None:
+        """Start without names.
+
+        _identifiers: value -> its mark. _file: the user's file. _short: full name -> its short form.
+        """
         self.dialect = dialect
         self._wanted: list[str] = []
         self._identifiers: dict[Value, str] = {}

@@ -48,10 +48,7 @@ class NotExact(Exception):
 
 
 class ExactArray(NDArrayOperatorsMixin):
-    """An array. values: residues if `is_residue`, else real numbers. dtype: the one that the program gives the array.
-
-    shadow: the residues beside real numbers that arithmetic has made; None if they are those of the numbers.
-    """
+    """An array. values: residues if `is_residue`, else real numbers. dtype: the one that the program gives the array."""
 
     __slots__ = ("dtype", "field", "is_residue", "shadow", "tangent", "values")
     __array_priority__ = 1000
@@ -65,6 +62,11 @@ class ExactArray(NDArrayOperatorsMixin):
         tangent: Array | None = None,
         shadow: ExactArray | None = None,
     ) -> None:
+        """Make an array over a field.
+
+        tangent: the derivative along a direction, as residues; None if the array does not vary. shadow: the residues beside
+        real numbers that arithmetic has made; None if they are those of the numbers.
+        """
         self.field, self.values, self.dtype = field, values, np.dtype(dtype)
         self.is_residue, self.tangent, self.shadow = is_residue, tangent, shadow
 

@@ -227,11 +227,13 @@ class ReplicationTracker:
 
     JAX derives the axes from operands and from `lax.axis_index`. It cannot know that a tensor is held in parts if none of its
     operands is, such as ones or a broadcast. The generated code then calls `lax.pcast`.
-
-    equations: value -> the equation that computes it. indexed: the axes whose device numbers the next statement reads.
     """
 
     def __init__(self, mesh: Mesh, function: Function) -> None:
+        """Start before the first statement of a function.
+
+        equations: value -> the equation that computes it. indexed: the axes whose device numbers the next statement reads.
+        """
         self.mesh = mesh
         self.equations = {value: eqn for eqn in walk(function.body) for value in eqn.results}
         self.indexed: set[str] = set()

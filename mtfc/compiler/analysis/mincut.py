@@ -20,6 +20,10 @@ class FlowNetwork:
     """A directed graph with capacities. The reverse of the arc at `index` is at `index ^ 1`."""
 
     def __init__(self) -> None:
+        """Start with the source and the sink.
+
+        _arcs: the arcs from each node. _head, _left: target and free capacity of each arc.
+        """
         self._number: dict[Node, int] = {SOURCE: 0, SINK: 1}
         self._nodes: list[Node] = [SOURCE, SINK]
         self._arcs: list[list[int]] = [[], []]

@@ -321,12 +321,14 @@ def compact(sizes: tuple[int, ...], count: int) -> tuple[tuple[int, ...], ...]:
 
 
 class _Free:
-    """The free room of lanes while axes are laid out.
-
-    rooms: the room of lanes that have less than their size, by name. used: members taken of each lane, the innermost lane first.
-    """
+    """The free room of lanes while axes are laid out."""
 
     def __init__(self, lanes: list[Lane], rooms: Mapping[str, int]) -> None:
+        """Start with all lanes free.
+
+        at: the lane that is laid out next. rooms: the room of lanes that have less than their size, by name. used: members
+        taken of each lane, the innermost lane first.
+        """
         self.lanes, self.rooms = lanes, rooms
         self.at = 0
         self.used: dict[str, int] = {}

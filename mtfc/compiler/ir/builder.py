@@ -55,6 +55,10 @@ class Builder:
     """Appends equations to `body`; they get the current `span` and `stage`."""
 
     def __init__(self, names: Names, span: Span | None = None, stage: Stage = "forward") -> None:
+        """Start without equations.
+
+        _constants: (text, dtype) -> the constant that later uses share.
+        """
         self.names, self.span, self.stage = names, span, stage
         self.body: list[Equation] = []
         self._constants: dict[tuple[str, str], Value] = {}

@@ -176,6 +176,10 @@ class _Printer:
     """Prints one program. It keeps the mesh, the form of spans, and the texts of types."""
 
     def __init__(self, program: Program | None, locations: bool) -> None:
+        """Start a text.
+
+        locations: print the source line of everything. _types: type -> its text.
+        """
         self.file = source_file(program.functions) if program else None
         self.mesh: Mesh | None = program.mesh if program else None
         self.locations = locations

@@ -92,6 +92,10 @@ class Verifier:
     """Checks the programs of one compilation. It remembers sound equations and functions, and does not check them again."""
 
     def __init__(self) -> None:
+        """Start with nothing known to be sound.
+
+        _context: dims and mesh, under which the remembered things are sound.
+        """
         self._context: tuple[Mapping[str, Dim], Mesh | None] = ({}, None)
         self._seen: dict[Level, set[Equation | Argument | Output]] = {}
         self._alike: dict[Level, set[tuple[object, ...]]] = {}
@@ -209,11 +213,7 @@ def layout_error(layout: Mapping[str, Axes], dims: Iterable[Dim], rule: LayoutRu
 
 
 class _Equations:
-    """Checks equations by themselves, without regard to scopes.
-
-    seen: what has been checked. alike: keys of equations that were found legal, so that equal ones need no check. types: types
-    that were found legal.
-    """
+    """Checks equations by themselves, without regard to scopes."""
 
     def __init__(
         self,
@@ -223,6 +223,11 @@ class _Equations:
         alike: set[tuple[object, ...]],
         types: set[TensorType],
     ) -> None:
+        """Check at a level.
+
+        seen: what has been checked. alike: keys of equations that were found legal, so that equal ones need no check. types:
+        types that were found legal.
+        """
         self.dims, self.mesh, self.rule, self.level = program.dims, program.mesh, LEVELS[level], level
         self.seen, self.alike, self.types = seen, alike, types
 
@@ -360,6 +365,10 @@ class _FunctionCheck:
         equations: _Equations,
         outer: str | None = None,
     ) -> None:
+        """Start before the arguments.
+
+        outer: the function around a region. may_ask: `training` may occur. names: names in use.
+        """
         self.program, self.function, self.rule, self.equations = program, function, rule, equations
         self.is_region = outer is not None
         self.may_ask = function.name == "forward" if outer is None else outer.endswith("function forward")

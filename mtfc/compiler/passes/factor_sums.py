@@ -44,13 +44,15 @@ class FactorSums(Pass):
 
 
 class _SumFactorer:
-    """Rewrites one function, or the region of a loop.
-
-    waits: the number of sums in a row from which a value follows. made: value -> its equation. early: sums that have moved, by
-    the equation of their terms, or None for terms that are an argument.
-    """
+    """Rewrites one function, or the region of a loop."""
 
     def __init__(self, function: Function, named: set[str]) -> None:
+        """Start before the first equation.
+
+        named: the names that a user can see, which keep their values. waits: the number of sums in a row from which a value
+        follows. made: value -> its equation. early: sums that have moved, by the equation of their terms, or None for terms
+        that are an argument.
+        """
         self.function, self.named, self.names = function, named, names_of(function)
         self.waits: dict[Value, int] = {}
         self.made: dict[Value, Equation] = {}

@@ -95,18 +95,18 @@ def _stored_as(parameter: Parameter, dtype: str) -> Parameter:
 
 
 class Retyping:
-    """Rebuilds a function with its float arguments cast; each op's type rule gives the new types.
-
-    made: float values that depend on no float input or parameter.
-    literals: the constants among them.
-    everything: the model's own casts go to the dtype of the computation too.
-    states: the names of the model's states. kept: the states as stored, which stand in `new`; an equation that updates no state
-    reads them in the dtype of the computation.
-    """
+    """Rebuilds a function with its float arguments cast; each op's type rule gives the new types."""
 
     def __init__(
         self, stored: str, computed: str, everything: bool = False, states: Collection[str] = ()
     ) -> None:
+        """Retype to two dtypes.
+
+        stored: the dtype of parameters. computed: the dtype of the computation. made: float values that depend on no float
+        input or parameter. literals: the constants among them. everything: the model's own casts go to the dtype of the
+        computation too. states: the names of the model's states. kept: the states as stored, which stand in `new`; an
+        equation that updates no state reads them in the dtype of the computation.
+        """
         self.stored, self.computed, self.everything, self.states = stored, computed, everything, states
 
     def function(self, function: Function) -> Function:
@@ -307,12 +307,14 @@ def _floats(eqn: Equation) -> list[Value]:
 
 
 class _Kinds:
-    """Decides which values of a function are f32: see the module's docstring.
-
-    uses: value -> the equations that read it, and None for each use by an output.
-    """
+    """Decides which values of a function are f32: see the module's docstring."""
 
     def __init__(self, function: Function) -> None:
+        """Start with no value found.
+
+        numbers: the results that are filled with one number. uses: value -> the equations that read it, and None for each use
+        by an output.
+        """
         self.body, self.uses = function.body, readers_and_outputs(function)
         self.found: dict[Value, Kind] = {}
         self.numbers = {eqn.result for eqn in self.body if has_trait(eqn, "filled")}
@@ -388,12 +390,14 @@ def _only_moves(eqn: Equation) -> bool:
 
 
 class StatisticsWidener:
-    """Writes the equations of a body again, with some of its values in f32.
-
-    wide: value of the body -> the same in f32. numbers, casts: the equations that define numbers, and casts of stored values.
-    """
+    """Writes the equations of a body again, with some of its values in f32."""
 
     def __init__(self, function: Function, stored: Collection[Value]) -> None:
+        """Find the values that become f32.
+
+        stored: parameters that are states. kinds: value -> why it becomes f32. wide: value of the body -> the same in f32.
+        numbers, casts: the equations that define numbers, and casts of stored values.
+        """
         self.body, self.stored = function.body, stored
         kinds = _Kinds(function)
         self.kinds, self.uses = kinds.run(), kinds.uses

@@ -347,12 +347,16 @@ Origin = Callable[[Value, Equation], tuple[list[Equation], Value]]
 
 
 class Copies:
-    """Copies equations of a forward pass into a body of the backward pass, each once, before the first equation that reads it.
-
-    origin: makes the value that stands for an operand which is not copied. new: forward value -> its copy.
+    """Copies equations of a forward pass into a body of the backward pass, each once, before the first equation that reads
+    it.
     """
 
     def __init__(self, again: Set[Equation], body: Sequence[Equation], names: Names, origin: Origin) -> None:
+        """Copy the equations `again` of a body.
+
+        names: makes the names of copies. origin: makes the value that stands for an operand which is not copied. new: forward
+        value -> its copy.
+        """
         self.names, self.origin = names, origin
         self.new: dict[Value, Value] = {}
         self._makers = {value: eqn for eqn in body if eqn in again for value in eqn.results}
@@ -393,6 +397,10 @@ class PairRewriter:
     """Rewrites one pair of loops: the forward loop stacks what is kept, and the backward loop computes the rest again."""
 
     def __init__(self, pair: LoopPair, cut: Cut, names: Names, is_placed: bool = True) -> None:
+        """Rewrite a pair by its cut.
+
+        given: the ends of the backward loop. inside: argument of the forward loop -> its operand and role.
+        """
         self.pair, self.cut, self.names, self.is_placed = pair, cut, names, is_placed
         forward, backward = pair.forward, pair.backward
         self.region, self.inner = region_of(forward), region_of(backward)

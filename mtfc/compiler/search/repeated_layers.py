@@ -170,6 +170,10 @@ class _Members:
     """Copies and arguments that belong together: sets that are joined."""
 
     def __init__(self, function: Function) -> None:
+        """Start with every argument and copy alone.
+
+        _makers: value -> the copy that makes it.
+        """
         self._function = function
         self._arguments = {a.value for a in function.arguments}
         self._joined = DisjointSets[Hashable]()

@@ -218,13 +218,15 @@ class _WithEmpty:
 
 
 class Flattener:
-    """Inlines calls, and makes variables.
-
-    _closures: for the function, and for each loop around the present step, the arrays that it closes over and their variables.
-    _steps: those of the present body. _span: the line of the present equation.
-    """
+    """Inlines calls, and makes variables."""
 
     def __init__(self, place: Span) -> None:
+        """Start before the first equation.
+
+        place: the line of the function. _stage: the stage of new steps. _closures: for the function, and for each loop around
+        the present step, the arrays that it closes over and their variables. _steps: those of the present body. _span: the
+        line of the present equation.
+        """
         self.place = place
         self._closures: list[dict[int, tuple[Any, Var]]] = [{}]
         self._count = 0

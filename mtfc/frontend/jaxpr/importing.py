@@ -308,6 +308,10 @@ class _Import:
     """Makes the program of a linked function."""
 
     def __init__(self, flat: Flat, linker: Linker, roles: Sequence[Role], place: Span) -> None:
+        """Start a program.
+
+        flat: the steps. linker: the axes. roles: those of the arguments. place: the line of the function.
+        """
         self.flat, self.roles, self.place = flat, roles, place
         self.build = Builder(Names())
         self.emitter = JaxprEmitter(self.build, Dims(), linker)

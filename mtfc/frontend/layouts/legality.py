@@ -397,6 +397,10 @@ class _Check:
         advice: Advice,
         is_legal: Callable[[DeclaredLayout], bool],
     ) -> None:
+        """Check a layout for one model.
+
+        facts: its tensors. advice: proposes layouts for help. stages: the loops with pipelines.
+        """
         self.facts, self.declared = facts, declared
         self.advice, self.is_legal = advice, is_legal
         self.mesh = declared.mesh

@@ -63,6 +63,7 @@ class ModelBody(ElaboratedBody):
     """The statements of a model."""
 
     def __init__(self, decl: ast.ModelDecl, scope: Scope) -> None:
+        """Start the body of a model, without values that no output needs."""
         given = [each.name for each in decl.inputs]
         unused = scope.reports.unused(decl)
         builder = FunctionBuilder(BlockBuilder(variables(given, decl.body, unused.dead)), scope.reports.grown)

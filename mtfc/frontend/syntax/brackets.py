@@ -117,6 +117,10 @@ class _Matcher:
     """Finds brackets without a partner. `unclosed` maps an opening bracket to the token that shows the error."""
 
     def __init__(self, tokens: list[Token]) -> None:
+        """Start before the first token.
+
+        open: the places of open brackets. stray: the places of brackets without an opening one.
+        """
         self.tokens = tokens
         self.open: list[int] = []
         self.unclosed: dict[int, int] = {}
@@ -171,6 +175,10 @@ class _Emitter:
     """Writes the token stream without stray brackets and repeated separators, and adds missing brackets."""
 
     def __init__(self, matcher: _Matcher, file: str, diagnostics: Diagnostics) -> None:
+        """Start an empty stream.
+
+        open: the brackets that the stream has not closed.
+        """
         self.matcher = matcher
         self.file = file
         self.diagnostics = diagnostics

@@ -266,6 +266,10 @@ class _EntryReader:
     """The entries of one bracket while they are read; `parts` and `comments` belong to the current entry."""
 
     def __init__(self, opener: str) -> None:
+        """Start a bracket.
+
+        opening: the comment behind it. done: the read entries. comments: texts, with the newlines before each.
+        """
         self.opener = opener
         self.opening = ""
         self.done: list[BracketEntry] = []

@@ -48,6 +48,10 @@ class _Parser:
     """The stacks of the parser: symbol i leads to state i + 1, begins at token `begins[i]` and has the value `values[i]`."""
 
     def __init__(self, stream: TokenStream, builder: TreeBuilder, diagnostics: Diagnostics) -> None:
+        """Start before the first token.
+
+        makers: name of a rule -> the function that makes its node.
+        """
         table = tables.load()
         self.moves = table.moves
         self.gotos = table.gotos

@@ -148,15 +148,20 @@ def sample_dims(function: Function, looped: frozenset[Dim]) -> frozenset[str]:
 
 
 class _Groups:
-    """Assign each equation to an operator and to one of its steps. Equations without an operator are copied to their users.
+    """Assign each equation to an operator and to one of its steps.
 
-    dims: dimensions in which each operator may be split. Operator numbers grow along data flow. members: the equations of each
-    operator. copied: for each equation without an operator, the equations in operators that its operands come from. complete:
-    values that follow from completed sums alone, so each part has the elements that it needs. constant: values that depend on
-    no argument of the model.
+    Equations without an operator are copied to their users.
     """
 
     def __init__(self, function: Function) -> None:
+        """Group the equations of a function, in order.
+
+        users: value -> the equations that read it. order: equation -> its number. dims: dimensions in which each operator may
+        be split. Operator numbers grow along data flow. members: the equations of each operator. copied: for each equation
+        without an operator, the equations in operators that its operands come from. complete: values that follow from
+        completed sums alone, so each part has the elements that it needs. constant: values that depend on no argument of the
+        model.
+        """
         self.body = function.body
         self.makers = {value: eqn for eqn in function.body for value in eqn.results}
         self.users = readers_of(function.body)

@@ -294,6 +294,10 @@ class _Maker:
     """Write the equations of one part. `values` maps values of the step to values here."""
 
     def __init__(self, builder: Builder, needs: StepNeeds, place: Mapping[str, int]) -> None:
+        """Start a part.
+
+        place: its index along each dimension. sources: new equation -> the old one, and where its part begins.
+        """
         self.builder, self.needs, self.place = builder, needs, place
         self.values: dict[Value, Value] = {}
         self.sources: dict[Equation, tuple[Equation, Mapping[str, int]]] = {}

@@ -111,6 +111,10 @@ class LazyValue:
     """A value that is made when it is asked for. `type` is the type of the whole."""
 
     def __init__(self, builder: Builder, type: TensorType, whole: Value | None = None) -> None:
+        """Wrap a value, or one that is yet to be made.
+
+        _slices: its slices so far, by dimension and index.
+        """
         self.builder, self.type = builder, type
         self._slices: dict[tuple[Dim, int], LazyValue] = {}
         self._whole = whole
@@ -214,6 +218,10 @@ class LazyEquation:
     """An equation that is made when one of its results is asked for."""
 
     def __init__(self, builder: Builder, eqn: Equation, operands: Sequence[LazyValue]) -> None:
+        """Wrap an equation that is not made.
+
+        _slices: its slices so far, by dimension and index; None if it has none.
+        """
         self.builder, self.eqn, self.operands = builder, eqn, operands
         self._results: tuple[Value, ...] | None = None
         self._slices: dict[tuple[Dim, int], LazyEquation | None] = {}

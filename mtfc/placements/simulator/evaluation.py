@@ -167,6 +167,7 @@ class StrategyEvaluator:
     """
 
     def __init__(self, tasks: StrategyTasks) -> None:
+        """Start without a simulated strategy, and compile the loops."""
         self.tasks = tasks
         self.count = 0
         self._known: EvaluatedStrategy | None = None

@@ -508,6 +508,10 @@ class EquationTimes:
     """The seconds of the equations of one function, also those in loops."""
 
     def __init__(self, function: Function, mesh: Mesh, device: Device) -> None:
+        """Find the kernels of a function.
+
+        fusions: value -> the kernels of its body. flops: FLOPs by placement, for equal equations.
+        """
         self.mesh, self.device = mesh, device
         self.fusions: dict[Value, FusionModel] = {}
         self.flops: dict[int, tuple[Placed, list[float]]] = {}

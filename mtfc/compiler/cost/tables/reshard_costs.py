@@ -70,12 +70,14 @@ class TensorPlacements:
 
 
 class Conversions:
-    """The placements of tensors on one mesh. Tensors that differ only in the names of dimensions share the result.
-
-    until: the time of `time.monotonic` after which `TimeoutError` is raised.
-    """
+    """The placements of tensors on one mesh. Tensors that differ only in the names of dimensions share the result."""
 
     def __init__(self, mesh: Mesh, price: StepPrice, until: float = inf) -> None:
+        """Start with no placements found.
+
+        _found, _alike: by dtype, dims and reduction, with dims as such and as sizes. until: the time of `time.monotonic`
+        after which `TimeoutError` is raised.
+        """
         self.mesh, self.price, self.until = mesh, price, until
         self._found: dict[tuple[str, tuple[Dim, ...], str], TensorPlacements] = {}
         self._alike: dict[tuple[str, tuple[int, ...], str], TensorPlacements] = {}

@@ -53,16 +53,17 @@ REGISTERS = "f32"
 
 
 class TpuFusion(FusionModel):
-    """The kernels of a function on a TPU.
-
-    pixels: dimensions along which no tiles lie (`pixels_of`). ends: values stored in place of dots whose only use is an addition.
-    crosses_stages: True if elementwise equations of another stage may belong to the kernel of a dot.
-    """
+    """The kernels of a function on a TPU."""
 
     has_register_traffic = True
     crosses_stages = False
 
     def __init__(self, function: Function, mesh: Mesh, device: Device, whole: Function | None = None) -> None:
+        """Decide which values are stored in memory, and which stay in the scratchpad of a loop's body.
+
+        pixels: dimensions along which no tiles lie (`pixels_of`). ends: values stored in place of dots whose only use is an
+        addition. crosses_stages: True if elementwise equations of another stage may belong to the kernel of a dot.
+        """
         super().__init__(function, mesh, device, whole)
         self.pixels = pixels_of((whole or function).body, mesh)
         self._store_ends(function)

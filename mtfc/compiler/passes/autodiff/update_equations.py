@@ -65,17 +65,18 @@ def inlined(builder: Builder, function: Function) -> Value:
 
 
 class ParameterUpdate:
-    """Appends the equations of an update function for one parameter, under its name, for all its slices at once.
-
-    common: the values that depend on no parameter, such as a learning rate. They are computed once for all parameters with the
-    same function. own: the other values of the function -> their values for this parameter. stack: the dimensions of the
-    parameter that the function's parameter `like` lacks. replaced: the parameter and the states, by their names in the
-    function.
-    """
+    """Appends the equations of an update function for one parameter, under its name, for all its slices at once."""
 
     def __init__(
         self, builder: Builder, function: Function, parameter: Value, common: dict[Value, Value]
     ) -> None:
+        """Start the update of one parameter.
+
+        common: the values that depend on no parameter, such as a learning rate. They are computed once for all parameters
+        with the same function. own: the other values of the function -> their values for this parameter. stack: the
+        dimensions of the parameter that the function's parameter `like` lacks. replaced: the parameter and the states, by
+        their names in the function.
+        """
         self.builder, self.function, self.parameter, self.common = builder, function, parameter, common
         (self.like,) = of_role(function, "parameter")
         self.stack: tuple[Dim, ...] = parameter.type.dims[

@@ -46,13 +46,14 @@ def _is_linear(eqn: Equation) -> bool:
 
 
 class SumWidener:
-    """Rewrites one body, from its last equation to its first.
-
-    asked: narrow value -> the wide value that takes its place.
-    reached: wide values whose terms are summed in them.
-    """
+    """Rewrites one body, from its last equation to its first."""
 
     def __init__(self, names: Names, body: Sequence[Equation], used: Iterable[Value], dtype: str) -> None:
+        """Start with nothing asked for.
+
+        used: the values that outputs read. uses: value -> the number of its uses. asked: narrow value -> the wide value that
+        takes its place. reached: wide values whose terms are summed in them.
+        """
         self.names, self.body, self.dtype = names, list(body), dtype
         self.asked: dict[Value, Value] = {}
         self.reached: set[Value] = set()

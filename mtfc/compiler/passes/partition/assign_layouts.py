@@ -86,14 +86,14 @@ def only_sliced(function: Function) -> set[Value]:
 
 
 class LayoutAssigner:
-    """Assigns layouts to one function, in order of definition.
-
-    placed: the type of each value so far.
-    sliced: the values that only loops use, slice by slice.
-    kept: start or update of a sum of gradients -> the layout of the sum.
-    """
+    """Assigns layouts to one function, in order of definition."""
 
     def __init__(self, mesh: Mesh, layout_rules: LayoutRules) -> None:
+        """Start with nothing placed.
+
+        placed: the type of each value so far. sliced: the values that only loops use, slice by slice. kept: start or update
+        of a sum of gradients -> the layout of the sum.
+        """
         self.mesh, self.layout_rules = mesh, layout_rules
         self.placed: dict[Value, TensorType] = {}
         self.sliced: set[Value] = set()

@@ -123,6 +123,10 @@ class GatherCombiner:
     """Combines small all-gathers of a body whose operand or result is a parameter; `waiting` has those still to come."""
 
     def __init__(self, mesh: Mesh, max_bytes: int, parameters: set[Value]) -> None:
+        """Start without all-gathers.
+
+        taken: the all-gathers that have run with an earlier one.
+        """
         self.mesh, self.max_bytes, self.parameters = mesh, max_bytes, parameters
         self.waiting: dict[GatherKey, deque[Equation]] = {}
         self.taken: set[Equation] = set()
@@ -228,15 +232,16 @@ def merged(eqns: list[Equation]) -> Equation:
 
 
 class ReductionCombiner:
-    """Merges the all-reduces of one function, and its small reduce-scatters: the collectives of this class.
-
-    body: the new equations. patient: equations that can wait for the end of the backward pass. waiting: the collectives in each
-    bucket, and `bytes` their size on a processor. bucket_of: the bucket that will make a value. staying: collectives that run
-    at their places in the body. deferred: scalar equations that wait for a collective, by result. reductions: the collectives
-    of each value.
-    """
+    """Merges the all-reduces of one function, and its small reduce-scatters: the collectives of this class."""
 
     def __init__(self, mesh: Mesh, max_bytes: int) -> None:
+        """Start with empty buckets.
+
+        max_bytes: the size of a full one. body: the new equations. patient: equations that can wait for the end of the
+        backward pass. waiting: the collectives in each bucket, and `bytes` their size on a processor. bucket_of: the bucket
+        that will make a value. staying: collectives that run at their places in the body. deferred: scalar equations that
+        wait for a collective, by result. reductions: the collectives of each value.
+        """
         self.mesh, self.max_bytes = mesh, max_bytes
         self.body: list[Equation] = []
         self.patient: set[Equation] = set()

@@ -50,14 +50,15 @@ class PlacedVersion:
 
 
 class ReshardInserter:
-    """Inserts the reshards of one function or region.
-
-    pending: axes over which a sum stays pending in each output of a loop's region. body: the equations so far. followers:
-    reshards that stand right after an equation. origins: the result of a reshard of the given function -> the value that it
-    reshards; uses take a version of that value.
-    """
+    """Inserts the reshards of one function or region."""
 
     def __init__(self, function: Function, mesh: Mesh, pending: Mapping[str, Axes] = {}) -> None:
+        """Start with the arguments as they are.
+
+        versions: value -> its copies in different placements. pending: axes over which a sum stays pending in each output of
+        a loop's region. body: the equations so far. followers: reshards that stand right after an equation. origins: the
+        result of a reshard of the given function -> the value that it reshards; uses take a version of that value.
+        """
         self.function, self.mesh, self.pending, self.names = function, mesh, pending, names_of(function)
         self.body: list[Equation] = []
         self.followers: dict[Equation, list[Equation]] = {}

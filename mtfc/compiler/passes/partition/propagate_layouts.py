@@ -92,13 +92,14 @@ def placed_uses(function: Function) -> dict[Value, list[Use]]:
 
 
 class LayoutPropagator:
-    """Changes the layouts of one function's equations to those of their uses or operands.
-
-    placed: the type of each value. pending: axes over which a sum may be pending in a value, by the layouts before this pass.
-    changed: equations that have changed.
-    """
+    """Changes the layouts of one function's equations to those of their uses or operands."""
 
     def __init__(self, mesh: Mesh, fixed: set[LayoutTarget], pending: Mapping[Value, set[str]]) -> None:
+        """Start with nothing placed.
+
+        fixed: the targets of a user's rules, whose layouts stay. placed: the type of each value. pending: axes over which a
+        sum may be pending in a value, by the layouts before this pass. changed: equations that have changed.
+        """
         self.mesh, self.fixed, self.pending = mesh, fixed, pending
         self.placed: dict[Value, TensorType] = {}
         self.changed: dict[Equation, Equation] = {}

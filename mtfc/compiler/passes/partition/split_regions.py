@@ -163,16 +163,18 @@ def more_split(place: Place, dim: str, axis: str) -> dict[str, Axes]:
 
 
 class AxisFacts:
-    """The facts of one axis, which the networks of all dimensions share.
-
-    size: the devices along the axis. others: the share of them that are not this one. kept: the places with layouts of their
-    own. pending: the values in which a sum over the axis may be pending. dims: the dimensions of each equation, those of its
-    region included. An equation has no arcs in the networks of other dimensions.
-    """
+    """The facts of one axis, which the networks of all dimensions share."""
 
     def __init__(
         self, function: Function, axis: str, mesh: Mesh, named: set[str], options: SplitRegions
     ) -> None:
+        """Collect the facts.
+
+        named: the names that a user can see. options: the pass. size: the devices along the axis. others: the share of them
+        that are not this one. kept: the places with layouts of their own. pending: the values in which a sum over the axis
+        may be pending. dims: the dimensions of each equation, those of its region included. An equation has no arcs in the
+        networks of other dimensions.
+        """
         self.axis, self.mesh, self.options = axis, mesh, options
         self.size = mesh.sizes[axis]
         self.others = 1 - 1 / self.size
@@ -211,15 +213,18 @@ class AxisFacts:
 
 
 class RegionNetwork:
-    """The arcs of one function. Node (place, k) is on the source's side if the label of the place is below k. Node (value, k) is
-    there if no use needs a label of k or more.
+    """The arcs of one function. Node (place, k) is on the source's side if the label of the place is below k.
 
-    free: places that may be on parts. makers: the place that makes each value with the dimension, or its label if that is known.
-    elsewhere: values that the axis splits along another dimension. beside: an equation through which a sum may stay pending, and
-    the operands with the dimension that must be whole then.
+    Node (value, k) is there if no use needs a label of k or more.
     """
 
     def __init__(self, dim: Dim, facts: AxisFacts) -> None:
+        """Start without arcs.
+
+        dim: the dimension that would be split. free: places that may be on parts. makers: the place that makes each value
+        with the dimension, or its label if that is known. elsewhere: values that the axis splits along another dimension.
+        beside: an equation through which a sum may stay pending, and the operands with the dimension that must be whole then.
+        """
         self.dim, self.facts = dim, facts
         self.axis, self.mesh, self.options = facts.axis, facts.mesh, facts.options
         self.arcs: list[Arc] = []

@@ -85,6 +85,10 @@ class EffectBounds:
     """
 
     def __init__(self, setting: SearchSetting, known: MaskRange) -> None:
+        """Bound the layouts `known`.
+
+        number: how many they are. The other fields hold what was found already.
+        """
         self.setting, self.known, self.number = setting, known, len(known.low)
         self._unions: tuple[dict[Columns, Rows], dict[Columns, Rows]] = ({}, {})
         self._alike: dict[Pairs, Rows] = {}

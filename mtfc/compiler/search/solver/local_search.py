@@ -30,6 +30,10 @@ class Incumbent:
     """The best known choice that fits, and its cost without the network's constant."""
 
     def __init__(self, arrays: NetworkArrays) -> None:
+        """Start without a choice.
+
+        _tree: room for a tree of nodes. _turn: the number of the next local search.
+        """
         self.arrays = arrays
         self.choices: Integers | None = None
         self.cost = arrays.impossible

@@ -66,14 +66,15 @@ WEAKEST = 0.003
 
 
 class SolverSearch:
-    """The state of the search on one network, and the task of the second processor.
-
-    end: when the caller wants the result. until: when the search stops, so that the last bound is in time. certifying: the
-    expected seconds of a bound. worker: the process that solves a core exactly. is_whole: True if the core is the whole
-    network. pairs: the size of the next core.
-    """
+    """The state of the search on one network, and the task of the second processor."""
 
     def __init__(self, network: ReducibleNetwork, until: float) -> None:
+        """Start without a choice that fits.
+
+        end: when the caller wants the result. until: when the search stops, so that the last bound is in time. certifying:
+        the expected seconds of a bound. worker: the process that solves a core exactly. is_whole: True if the core is the
+        whole network. pairs: the size of the next core.
+        """
         self.network, self.end, self.until = network, until, until
         self.arrays = pack(network)
         self.certifying = BOUND_PER_PAIR * len(self.arrays.pair_cost)

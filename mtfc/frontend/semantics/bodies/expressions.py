@@ -102,14 +102,7 @@ CallRule = Callable[["Expressions", ast.Call, Variables], Results]
 
 
 class Expressions:
-    """Elaborates the expressions of one body: of a model, or of a function at one call.
-
-    values: the variables bound so far. places: the last binding of each variable. gone: the places of variables that were known
-    in a loop only. later: the first definition of each variable of the body, also further down. dropped: the values that only
-    dead statements see. prefix: the scope at the start of full names, empty or ending in a dot. stack: the functions that are
-    being inlined, each with the name of its module. call_rule: elaborates calls. shared: pairs of scopes, the innermost first:
-    parameters of the first scope are those of the second.
-    """
+    """Elaborates the expressions of one body: of a model, or of a function at one call."""
 
     def __init__(
         self,
@@ -121,6 +114,14 @@ class Expressions:
         stack: tuple[tuple[str, str], ...] = (),
         shared: tuple[tuple[str, str], ...] = (),
     ) -> None:
+        """Start without values.
+
+        values: the variables bound so far. places: the last binding of each variable. gone: the places of variables that were
+        known in a loop only. later: the first definition of each variable of the body, also further down. dropped: the values
+        that only dead statements see. prefix: the scope at the start of full names, empty or ending in a dot. stack: the
+        functions that are being inlined, each with the name of its module. call_rule: elaborates calls. shared: pairs of
+        scopes, the innermost first: parameters of the first scope are those of the second.
+        """
         self.shared = shared
         self.scope, self.builder, self.later, self.prefix, self.stack = scope, builder, later, prefix, stack
         self.call_rule = call

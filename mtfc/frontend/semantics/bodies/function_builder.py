@@ -36,13 +36,14 @@ LARGEST = 50_000
 
 
 class VariableNames:
-    """Names of values. The first value of a variable has the variable's name, and no other value ever has it.
-
-    variables: all variables of the function. seen: the variables that have had values, shared by all blocks of the function.
-    others: makes the names of further values.
-    """
+    """Names of values. The first value of a variable has the variable's name, and no other value ever has it."""
 
     def __init__(self, variables: Collection[str], seen: set[str]) -> None:
+        """Start with no name in use.
+
+        variables: all variables of the function. seen: the variables that have had values, shared by all blocks of the
+        function. others: makes the names of further values.
+        """
         self.variables, self.seen = variables, seen
         self.others = Names(variables)
         self._unused = set(variables)
@@ -110,12 +111,14 @@ class BlockBuilder(Builder):
 
 
 class LoopBuilder(BlockBuilder):
-    """Collects the body of a loop along `dim`.
-
-    stacked: a parameter declared inside has a slice for each iteration. ends: data may end the loop before its last iteration.
-    """
+    """Collects the body of a loop along `dim`."""
 
     def __init__(self, parent: BlockBuilder, dim: Dim, stacked: bool, ends: bool = False) -> None:
+        """Start an empty body.
+
+        carried: outer value -> its argument. _invariant, _sliced: the same for arguments of other roles. stacked: a parameter
+        declared inside has a slice for each iteration. ends: data may end the loop before its last iteration.
+        """
         super().__init__(parent.variables.variables, parent)
         self.dim, self.stacked, self.ends = dim, stacked, ends
         self.outside = parent

@@ -384,16 +384,18 @@ class Carried:
 
 
 class Loop:
-    """A loop of a body during elaboration.
-
-    goes_on: the carry of the condition, if the loop has one. yielded: the values of `yield` statements by name. unused: the
-    yielded names that nothing reads. rebound: the outer variables that the loop binds again. carried: those of them that are
-    read. watched: the names of the loop's outputs for watched values.
-    """
+    """A loop of a body during elaboration."""
 
     def __init__(
         self, body: ElaboratedBody, node: ast.Repeat | ast.Scan, dim: Dim, condition: Value | None
     ) -> None:
+        """Start an empty loop.
+
+        condition: the condition before the first iteration; None for a loop without one. goes_on: the carry of the condition,
+        if the loop has one. yielded: the values of `yield` statements by name. unused: the yielded names that nothing reads.
+        rebound: the outer variables that the loop binds again. carried: those of them that are read. watched: the names of
+        the loop's outputs for watched values.
+        """
         self.body, self.node, self.dim = body, node, dim
         self.expressions, self.builder = body.expressions, body.builder
         self.outside = body.builder.block

@@ -76,6 +76,10 @@ class _Call:
     """A call being inlined. Names of the caller are looked up in `caller`, names of the signature in `scope`."""
 
     def __init__(self, caller: Expressions, node: ast.Call, function: DeclaredFunction) -> None:
+        """Look at a call before anything is matched.
+
+        key: file and name of the function. bindings: its generics and their dims.
+        """
         self.caller, self.node, self.decl, self.key = caller, node, function.decl, function.key
         self.name = node.function.text
         self.function = function

@@ -84,6 +84,10 @@ class _Walk:
     """A walk over a body. `roots` are the nodes that are needed, `nodes` those of statements in the order of the source."""
 
     def __init__(self) -> None:
+        """Start before the first statement.
+
+        returns: True once a statement returns.
+        """
         self.nodes: list[_Node] = []
         self.roots: list[_Node] = []
         self.returns = False

@@ -316,13 +316,15 @@ class UpdatedVariable:
 
 
 class UpdateBody(ElaboratedBody):
-    """The body of a declaration of an optimizer for one type of parameters.
-
-    given: the names that cannot be assigned: hyperparameters and the gradient. kept: the parameter and the states, whose last
-    values are the outputs of the function.
-    """
+    """The body of a declaration of an optimizer for one type of parameters."""
 
     def __init__(self, decl: ast.OptimizerDecl, type: TensorType, scope: Scope) -> None:
+        """Start a body for parameters of a type.
+
+        is_updated: the body assigns the parameter. step: the number of the step, once read. given: the names that cannot be
+        assigned: hyperparameters and the gradient. kept: the parameter and the states, whose last values are the outputs of
+        the function.
+        """
         names = [*(hyper.name for hyper in decl.hypers), decl.parameter, decl.gradient]
         builder = FunctionBuilder(BlockBuilder(variables(names, decl.body)), scope.reports.grown)
         super().__init__(BodyKind("optimizer", decl.name), decl.body, scope, builder, elaborate_call, names)

@@ -96,12 +96,14 @@ class PartEmitter(Emitter):
 
 
 class ModuleFunctions:
-    """The functions that a placed module needs so far. file: the user's file, whose name comments leave out.
-
-    backend: `jax` or `numpy`.
-    """
+    """The functions that a placed module needs so far."""
 
     def __init__(self, file: str | None, backend: str = "jax") -> None:
+        """Start without functions.
+
+        file: the user's file, whose name comments leave out. backend: `jax` or `numpy`. texts: the definitions. _known: text
+        without names -> the name of the function that has it.
+        """
         self.file, self.backend = file, backend
         self.texts: list[str] = []
         self._names = Names(RESERVED)

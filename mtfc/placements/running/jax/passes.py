@@ -48,6 +48,10 @@ class PlacedGraph:
     """An operator graph under a strategy. Its parts are written once, whatever the number of micro-batches."""
 
     def __init__(self, flow: CotangentFlow, strategy: Strategy, functions: ModuleFunctions) -> None:
+        """Split each operator by its configuration.
+
+        _parts: the written parts.
+        """
         self.flow, self.graph, self.functions = flow, flow.graph, functions
         operators = zip(self.graph.operators, strategy, strict=True)
         self.placed: dict[Operator, tuple[OperatorParts, Configuration]] = {

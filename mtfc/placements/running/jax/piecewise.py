@@ -27,11 +27,7 @@ Variables = Callable[[Value], Sequence[str]]
 
 
 class Piecewise:
-    """Adds the tasks of a function.
-
-    owners: argument, later any value -> its parameter, if it belongs to one. pieces: those of each parameter. joint: numbers that
-    follow from one parameter and concern others -> the parameter. late: these, and what follows from them alone.
-    """
+    """Adds the tasks of a function."""
 
     def __init__(
         self,
@@ -42,6 +38,12 @@ class Piecewise:
         owners: Mapping[Value, str],
         variables: Variables,
     ) -> None:
+        """Prepare the needed equations.
+
+        groups: parameter -> the outputs that belong to it; None -> the others. owners: argument, later any value -> its
+        parameter, if it belongs to one. pieces: those of each parameter. joint: numbers that follow from one parameter and
+        concern others -> the parameter. late: these, and what follows from them alone.
+        """
         self.functions, self.tasks, self.pieces, self.variables = functions, tasks, pieces, variables
         needed = needed_for((o.value for o in function.outputs), function.body)
         self.function = attrs.evolve(function, body=needed)
