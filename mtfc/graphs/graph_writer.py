@@ -374,6 +374,7 @@ class GraphWriter:
         return self.text_of(value) if isinstance(value, list | tuple) else self._dim(value).name
 
     def _number(self, value: Argument) -> str:
+        """Return the text of a number, also of a scalar of NumPy or JAX; refuse anything else."""
         number = value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
         if isinstance(number, bool):
             return "true" if number else "false"

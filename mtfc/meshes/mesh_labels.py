@@ -122,6 +122,7 @@ class _Labelling:
         return (eqn for eqn in self.function.body if eqn.results[0] not in self.copied)
 
     def _note_copied(self) -> None:
+        """Note the values that follow from the step's number alone, and slices: each mesh computes them for itself."""
         known = {a.value for a in self.function.arguments if a.role == "step"}
         for eqn in self.function.body:
             if known.issuperset(eqn.operands) and not eqn.regions and not has_trait(eqn, "random"):
@@ -140,6 +141,9 @@ class _Labelling:
         return found
 
     def _home(self, argument: Argument, readers: Mapping[Value, int]) -> int:
+        """Return the mesh that stores an argument: a state's is that of its parameter, others have that of their line or
+        first reader.
+        """
         if argument.role == "state":
             owner = argument.value.name
             named = {value.name: home for value, home in self.homes.items()}

@@ -216,6 +216,7 @@ class StrategyTasks:
         return self._set(FlatStrategy(placed.form.copy(), placed.devices.copy()), changes.items())
 
     def _set(self, placed: FlatStrategy, changes: Iterable[tuple[int, Configuration]]) -> FlatStrategy:
+        """Write the configurations of some operators into a flat strategy, and return it."""
         for operator, configuration in changes:
             for i, step in self._steps[operator]:
                 placed.form[i] = self.forms.number(step, configuration.degrees)

@@ -109,6 +109,10 @@ def _form(eqn: Equation, mesh: Mesh) -> KernelForm:
 
 
 def _check_band(eqn: Equation, row: Dim, own: list[Dim]) -> None:
+    """Refuse (`NoKernel`) a mask that is no band between the positions of `row` and of the keys.
+
+    own: the dims of the rows.
+    """
     memory = MEMORY.of(eqn.attrs)
     if row not in own or ROWS.of(eqn.attrs) != (row,) or COLUMNS.of(eqn.attrs) != memory:
         raise NoKernel("its mask compares positions of other dimensions, or of parts of sequences")

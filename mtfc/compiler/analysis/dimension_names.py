@@ -168,6 +168,7 @@ class DimensionNames:
                 self._add(value, () if rule.reduced else further)
 
     def _loop(self, eqn: Equation) -> None:
+        """Pass names backwards through a loop: from its results into its body, and from its arguments to its operands."""
         region, dim = region_of(eqn), dim_of(eqn).name
         wanted: dict[Value, Dims] = {}
         for result, output in outputs_of(eqn):

@@ -31,6 +31,7 @@ class FlowNetwork:
         self._left: list[float] = []
 
     def arc(self, tail: Node, head: Node, capacity: float) -> None:
+        """Add an arc, and its reverse without capacity."""
         a, b = self._numbered(tail), self._numbered(head)
         for start, end, free in ((a, b, capacity), (b, a, 0.0)):
             self._arcs[start].append(len(self._head))

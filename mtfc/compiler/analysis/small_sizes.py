@@ -280,6 +280,7 @@ class _Classes:
         return left, sum(stride * (self.size(name) - 1) for stride, name in tie.terms) + tie.more
 
     def _grow_tie(self, tie: _Tie) -> bool:
+        """Grow the smaller side of a tie, by one segment or one term; return True if something grew."""
         left, right = self._sides(tie)
         if left < right:
             return self._raise(tie.dim, right, tie.first, tie.last)
@@ -360,6 +361,7 @@ def _reaches(equations: Sequence[Equation]) -> Iterator[Terms]:
 
 
 def _windows(equations: Iterable[Equation]) -> Iterator[Terms]:
+    """Yield the dimensions that windows go over: the source, its terms by window and kernel, and the elements besides."""
     for eqn in equations:
         if has_trait(eqn, "window") or has_trait(eqn, "fold"):
             g = geometry(eqn.attrs)
@@ -414,6 +416,7 @@ def _numbers(
 
 
 def _shift(dim: Dim, by: int, size: int) -> int:
+    """Return a shift for a small dimension: as many turns around it, and as far into it in proportion."""
     if abs(by) <= LITERAL:
         return by
     whole, rest = divmod(abs(by), dim.size)

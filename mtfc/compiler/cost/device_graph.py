@@ -203,6 +203,9 @@ class DeviceGraph:
         return tuple(edges), tuple(ports)
 
     def _port(self, link: GraphLink, source: int, target: int, middle: int) -> GraphPort:
+        """Return the port that an edge sends through: one for a bus, one for both directions of a half-duplex link, or one
+        for each.
+        """
         if link.kind == "bus":
             return GraphPort(link.name, link.name)
         if link.is_half:

@@ -25,6 +25,7 @@ class Names:
         self._next: dict[str, int] = {}
 
     def fresh(self, wanted: str) -> str:
+        """Return a name that is not taken: the wanted one, or with a number behind it."""
         name, number = wanted, self._next.get(wanted, 2)
         while name in self._taken:
             name, number = f"{wanted}_{number}", number + 1

@@ -94,6 +94,10 @@ def report_error(training: Training, program: Program) -> str | None:
 
 
 def _rate_error(training: Training, is_reported: bool) -> str | None:
+    """Return what is wrong with the function of the learning rate, or None.
+
+    is_reported: training reports the learning rate.
+    """
     rate = training.learning_rate
     if rate is None:
         is_missing = is_reported and training.updates

@@ -280,6 +280,7 @@ class _Equations:
         return wrong or self.place_error(opdef, eqn)
 
     def attrs_error(self, eqn: Equation) -> str | None:
+        """Return what is wrong with the attributes of an equation, or None: a dimension or a mesh axis that is not declared."""
         for key, value in eqn.attrs.items():
             for dim in _dims_in(value):
                 if self.dims.get(dim.name) != dim:

@@ -67,6 +67,7 @@ def symbol(found: Hashable) -> Polynomial:
 
 
 def plus(a: Polynomial, b: Polynomial) -> Polynomial:
+    """Return a + b without terms that cancel."""
     found = dict(a)
     for term, number in b.items():
         x, y = found.pop(term, 0.0), number
@@ -83,6 +84,7 @@ def _joined(a: Monomial, b: Monomial) -> Monomial:
 
 
 def times(a: Polynomial, b: Polynomial) -> Polynomial:
+    """Return a * b."""
     found: Polynomial = {}
     for s, x in a.items():
         for t, y in b.items():
@@ -405,6 +407,7 @@ class GradientMatch:
         return None
 
     def _is_factor(self, factors: Monomial, eqn: Equation) -> bool:
+        """Return True if all factors are values that the result of an equation can be multiplied with afterwards."""
         return all(
             isinstance(each, Value)
             and each != self.forward.total

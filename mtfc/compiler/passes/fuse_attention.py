@@ -64,6 +64,7 @@ class FuseAttention(Pass):
     gradients: bool = True
 
     def run(self, program: Program) -> Program:
+        """Return the program with attention ops; a function in which nothing is fused stays as it was."""
         options = FusionOptions(self.least, self.gradients and not is_trained(program))
 
         def changed(function: Function) -> Function:

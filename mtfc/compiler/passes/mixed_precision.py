@@ -251,6 +251,7 @@ class Retyping:
         return [self._as(value, dtype) if value in floats else value for value in operands]
 
     def _as(self, value: Value, dtype: str) -> Value:
+        """Return a value in a dtype: a literal is written anew, and any other value is cast."""
         if value in self.literals and self.builder.stage == "update":
             return self.builder(
                 "constant", name="c", value=fitted(VALUE.of(self.literals[value].attrs), dtype), dtype=dtype
@@ -345,6 +346,7 @@ class _Kinds:
         return has_trait(eqn, "window") or not _only_moves(eqn)
 
     def _statistic(self, eqn: Equation) -> Kind | None:
+        """Return why a value becomes f32: it is a sum, or follows from one elementwise; None if it does not."""
         if has_trait(eqn, "sum") and is_narrow(eqn.result.type):
             return "statistic"
         if not _is_elementwise(eqn) or not any(value in self.found for value in eqn.operands):
@@ -450,6 +452,7 @@ class StatisticsWidener:
         return self.wide[value]
 
     def _cast(self, value: Value) -> Value:
+        """Return a value in f32: a constant anew, a cast of a stored f32 value as that value, and any other value by a cast."""
         eqn = self.defined.get(value)
         if eqn is not None and has_trait(eqn, "constant"):
             return self.builder.constant(VALUE.of(eqn.attrs), WIDE)

@@ -117,6 +117,7 @@ class LoopPipeliner:
     def _alone(
         self, build: Builder, eqn: Equation, pipeline: Pipeline, read: Mapping[Value, object]
     ) -> dict[Value, Value]:
+        """Append the pipeline of a loop without a backward loop, and return the results that are read."""
         wanted = {result for result in eqn.results if read.get(result)}
         loop = self._loop(eqn, pipeline, wanted).without_mixing(build)
         scope, dims = LoopScope(build), loop.dims
@@ -125,6 +126,7 @@ class LoopPipeliner:
         return loop.collected(scope)
 
     def _pipeline(self, eqn: Equation) -> Pipeline | None:
+        """Return the pipeline that a loop runs as, or None: the layout splits its dimension, and the loop has the batch."""
         if not eqn.regions or not self.takes(eqn):
             return None
         named = (each for each in self.layout.pipelines if each.loop == dim_of(eqn).name)
@@ -173,6 +175,7 @@ class LoopPipeliner:
         ] else found
 
     def _rounds(self, dim: Dim, batch: Dim, stages: int, pipeline: Pipeline) -> Rounds:
+        """Return the dimensions of an interleaved pipeline: rounds, chunks, and turns of the stages."""
         number, chunks = pipeline.micro_batches, pipeline.chunks
         return Rounds(
             self.new.get(f"{batch.name}.rounds", number // stages),
@@ -272,6 +275,7 @@ class LoopPipeliner:
         return rest[::-1], pulled[::-1]
 
     def _backward_loops(self, items: Iterable[Item], eqn: Equation, pipeline: Pipeline) -> Iterator[Equation]:
+        """Yield the loops that run backwards over the results of a loop, in the same pipeline."""
         for item in items:
             if isinstance(item, Equation) and self._pipeline(item) == pipeline:
                 is_reversed = item.attrs["reverse"] != eqn.attrs["reverse"]
@@ -381,6 +385,7 @@ class RoundTrip:
             others = dim(f"{self.ticks}.others", delay + 1 - both.size)
 
             def one_round(inner: LoopScope, number: Value) -> None:
+                """Append the ticks of one round: those of both passes, and then those between."""
                 b = inner.build
                 start = b("mul", number, b.constant(delay + 1, "i32"))
                 start = b("add", start, b.constant(delay, "i32"))
@@ -403,6 +408,10 @@ class RoundTrip:
         self._backward(scope, number)
 
     def _backward(self, scope: LoopScope, number: Value, handed: Mapping[Value, Value] | None = None) -> None:
+        """Append a tick of the backward pass.
+
+        handed: the values that the equations between the passes have handed on; zeros without them.
+        """
         build = scope.build
         step = build("sub", number, build.constant(self._delay, "i32"))
         given = (
@@ -475,6 +484,7 @@ class RoundTrip:
             scope.put(f"{value.name}.middle", found, micro, self.forward.dims.micro)
 
     def _of_middle(self, scope: LoopScope) -> dict[Value, Value]:
+        """Return the results of the equations between the passes: sums over the micro-batches, or micro-batches joined again."""
         build, found = scope.build, dict[Value, Value]()
         for value in self.wanted:
             held = self._as_shared(build, scope.states[f"{value.name}.middle"], back=True)

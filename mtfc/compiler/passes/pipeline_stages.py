@@ -447,6 +447,8 @@ class StageBody:
         return self._closure(region, arguments)
 
     def _closure(self, region: Function, arguments: set[Value]) -> set[Value]:
+        """Return the values of a region that differ between stages if some arguments do, also through carries."""
+
         def inside(given: set[Value]) -> set[Value]:
             found = set(given)
             for eqn in region.body:

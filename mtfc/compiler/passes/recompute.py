@@ -514,6 +514,7 @@ class Rewriter:
         return attrs.evolve(eqn, regions=(region,)) if region is not region_of(eqn) else eqn
 
     def _pairs(self, function: Function, choice: KeepingRule, plan: RewrittenStep, times: int) -> Function:
+        """Return a function in which each pair of loops is rewritten by its cut. times: how often the function runs."""
         new, names = dict[Equation, Equation](), names_of(function)
         for pair in loop_pairs(function):
             found = self.cut_loop(pair, choice, plan, times)

@@ -222,6 +222,7 @@ def _fold(exactly: Callable[[float, float, str], float | None]) -> RewriteRule:
     """op(a, b) == the number, for floating-point numbers a and b, where it is not rounded."""
 
     def rule(c: RewriteContext, eqn: Equation) -> Value | None:
+        """Return the number of an op on two numbers; None if it would be rounded."""
         (a, b), dtype = (c.number(value) for value in eqn.operands), eqn.result.type.dtype
         if a is None or b is None or dtype not in FLOATS:
             return None

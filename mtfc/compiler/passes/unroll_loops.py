@@ -45,6 +45,9 @@ def unrolled(function: Function, most: int) -> Function:
 
 
 def _unrolled(eqn: Equation, most: int) -> Equation:
+    """Return a loop that computes several iterations at once, if its body sends; the number of iterations is a multiple of
+    theirs.
+    """
     body = region_of(eqn).body
     if any(each.regions for each in body):
         return map_regions(eqn, lambda region: unrolled(region, most))

@@ -202,6 +202,10 @@ def legal_degrees(operator: Operator, alone: SingleSplits, devices: int) -> Iter
     single = [[1, *(degree for other, degree in alone if other == name)] for name in names]
 
     def extend(chosen: Degrees, room: int, rest: int) -> Iterator[Degrees]:
+        """Yield all degrees that begin with the chosen ones. room: the parts that may still be made.
+
+        rest: the number of the next dimension.
+        """
         if rest == len(names):
             yield chosen
             return
@@ -366,6 +370,10 @@ def layer_numbers(graph: OperatorGraph) -> list[int]:
 def _layer_by_layer(
     graph: OperatorGraph, choices: Sequence[OperatorConfigurations], node: int, devices: Sequence[int]
 ) -> Strategy:
+    """Return a strategy that splits samples over one device of each node: the first layers over the first devices, and so on.
+
+    node: the number of devices in a node.
+    """
     layers = layer_numbers(graph)
     count = max(layers) + 1
     return tuple(

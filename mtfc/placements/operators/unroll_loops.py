@@ -155,6 +155,7 @@ class LazyParameter(LazyValue):
             yield from handle.slices()
 
     def _make(self) -> Value:
+        """Return the parameter; if an update has made its slices, stack these."""
         if not self._slices:
             return self.value
         dim = next(iter(self._slices))[0]
@@ -227,6 +228,7 @@ class LazyEquation:
         self._slices: dict[tuple[Dim, int], LazyEquation | None] = {}
 
     def results(self) -> tuple[Value, ...]:
+        """Return the results; make the equation at the first call."""
         if self._results is None:
             operands = tuple(operand.whole() for operand in self.operands)
             results = tuple(Value(self.builder.names.fresh(v.name), v.type) for v in self.eqn.results)

@@ -230,6 +230,7 @@ def _link(s: DeltaState, e: int) -> None:
 
 @jit_inline
 def _unlink(s: DeltaState, e: int) -> None:
+    """Take an edge out of the lists of both of its tasks."""
     for side in range(2):
         next, previous = s.edges[e, NEXT + side], s.edges[e, PREVIOUS + side]
         if previous == NONE:
@@ -464,6 +465,7 @@ def _find_ready(s: DeltaState, now: float) -> None:
 
 @jit_inline
 def _check_successors(s: DeltaState, task: int) -> None:
+    """Check whether the successors of a task are ready now."""
     e = s.first_edge[0, task]
     while e != NONE:
         if not s.edges[e, GONE]:

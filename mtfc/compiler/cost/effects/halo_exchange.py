@@ -136,6 +136,7 @@ class _HaloFinder:
         return list(needed_for(results or (), build.body))
 
     def _keyed(self, body: list[Equation]) -> Iterator[tuple[Equation, int]]:
+        """Yield equations with numbers that are equal for equations which compute the same, also in other partitions."""
         numbers: dict[Value, object] = {}
         for eqn in body:
             operands = tuple(numbers.get(value, value) for value in eqn.operands)

@@ -348,6 +348,7 @@ def _keeps_names(eqn: Equation, value: Value) -> bool:
 def _uses_in_loop(
     eqn: Equation, value: Value, uses: Mapping[Value, list[Equation]], needing: set[Equation], trips: int
 ) -> list[_ParameterUse]:
+    """Return the first use of the slices of a parameter in a loop; none if the loop takes the parameter whole."""
     inside = next(argument for operand, argument in pairs(eqn) if operand is value)
     if inside.role != "sliced":
         return []

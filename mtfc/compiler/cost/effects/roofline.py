@@ -518,6 +518,7 @@ class EquationTimes:
         self._add(function)
 
     def _add(self, function: Function) -> None:
+        """Find the kernels of a function and of the loops in it."""
         fusion = fusion_of_program(function, self.mesh, self.device, is_placed=False)
         self.fusions |= dict.fromkeys(fusion.makers, fusion)
         for eqn in function.body:

@@ -99,6 +99,7 @@ class Conversions:
         return self._found[key]
 
     def _placements(self, type: TensorType, reduction: str) -> TensorPlacements:
+        """Return all placements of a type, with the cost of a reshard from each to each."""
         types = tuple(in_time(placements(type, self.mesh, reduction), self.until))
         numbers = {each: i for i, each in enumerate(types)}
         steps = [step for each in in_time(types, self.until) for step in steps_from(each, self.mesh)]

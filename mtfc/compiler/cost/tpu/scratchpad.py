@@ -80,6 +80,10 @@ class ScratchpadFusion(TpuFusion):
         return seconds / moved if moved else 0.0
 
     def latency(self, eqn: Equation) -> float:
+        """Return the latency of a kernel.
+
+        The first dot, and dots that wait for memory, also wait for the start of a kernel.
+        """
         if not is_dot(eqn):
             return super().latency(eqn)
         is_first = eqn is next(iter(self.computed))
@@ -117,6 +121,7 @@ class ScratchpadFusion(TpuFusion):
         self.without_kernel = {*self.parts, *scalars, *self._later_reductions(function.body)}
 
     def _small(self, body: Iterable[Equation]) -> Iterator[Value]:
+        """Yield the elementwise results from which larger arrays are computed."""
         for eqn in body:
             if is_elementwise(eqn) and not has_trait(eqn, "stop_gradient") and eqn.result.type.dims:
                 users = filter(is_elementwise, self.users(eqn.result))

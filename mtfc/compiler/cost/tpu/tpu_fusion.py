@@ -100,6 +100,7 @@ class TpuFusion(FusionModel):
         return found[0] if is_part else None
 
     def is_joined(self, eqn: Equation, value: Value) -> bool:
+        """Return True if the kernel of an equation computes an operand itself: elementwise, and of the same stage."""
         maker = self.makers.get(self.seen(value)[-1])
         if maker is None or not is_elementwise(maker):
             return False
@@ -115,6 +116,10 @@ class TpuFusion(FusionModel):
     def register_traffic(
         self, eqn: Equation, made: Sequence[TensorType], seen: Mapping[Value, Sequence[TensorType]]
     ) -> int:
+        """Return the bytes that a kernel moves between VMEM and registers because its values are wider there.
+
+        made: the types of its results. seen: operand -> the types of the views that it is read through.
+        """
         if storage(eqn) == "reduced":
             return max(min(map(self._in_registers, types)) for types in seen.values())
         is_upcast = self.upcasts(eqn) and self.is_stored(eqn)

@@ -313,6 +313,7 @@ def _evaluate_dq(shard: Shard, *arrays: Any) -> Any:
 
 
 def _evaluate_dkv(shard: Shard, *arrays: Any) -> tuple[Any, Any]:
+    """Compute the gradients of keys and values on a shard."""
     each, eqn = _Evaluation(shard, arrays), shard.eqn
     used, cotangent, slope = each.sensitivities()
     dims, (dk, dv) = logits_dims(eqn), (value.type.dims for value in eqn.results)
@@ -322,6 +323,7 @@ def _evaluate_dkv(shard: Shard, *arrays: Any) -> tuple[Any, Any]:
 
 
 def _evaluate_dbias(shard: Shard, *arrays: Any) -> Any:
+    """Compute the gradient of the bias on a shard: that of the logits, summed over the dims that the bias lacks."""
     each, eqn = _Evaluation(shard, arrays), shard.eqn
     _, cotangent, _ = each.sensitivities()
     one = shard.np.ones((), cotangent.dtype)

@@ -294,6 +294,7 @@ def _place_reduce_scatter(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[Tens
 
 
 def _reduce_scatter_edges(type: TensorType, goal: ReshardGoal, mesh: Mesh) -> Iterator[Edge]:
+    """Yield the reduce-scatters from a type: each completes a pending sum over a run of axes that then split a dimension."""
     if type.reduction != "sum":
         return
     completable = set(goal.completable(type))
@@ -343,6 +344,7 @@ def _place_all_to_all(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorTy
 
 
 def _all_to_all_edges(type: TensorType, goal: ReshardGoal, mesh: Mesh) -> Iterator[Edge]:
+    """Yield the all-to-alls from a type: each moves the last axes of one dimension to the end of another's."""
     for j, run in goal.additions(type, mesh):
         for i, axes in enumerate(type.splits):
             if i != j and axes[len(axes) - len(run) :] == run:
@@ -496,6 +498,7 @@ def _place_local_slice(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorT
 
 
 def _local_slice_edges(type: TensorType, goal: ReshardGoal, mesh: Mesh) -> Iterator[Edge]:
+    """Yield the slices from a type: each splits a dimension over axes that are not in use, which sends nothing."""
     used = {*type.split_axes, *type.pending}
     for i, run in goal.additions(type, mesh):
         if not set(run) & used:

@@ -89,6 +89,9 @@ def _gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value, ...
     """Each operand's cotangent is the einsum of g and the other operands, broadcast along dims that no other operand has."""
 
     def of_operand(i: int) -> Value:
+        """Return the gradient of an operand: an einsum of the cotangent and the other operands, repeated where none has a
+        dim.
+        """
         others = (g[0], *e.operands[:i], *e.operands[i + 1 :])
         dims = e.operands[i].type.dims
         known = {dim for value in others for dim in value.type.dims}
@@ -217,6 +220,7 @@ def _grouped_evaluate(shard: Shard, x: Any, y: Any, groups: Any) -> Any:
         return np.where(align(holds, rows, whole), align(value, term, whole), 0).astype(value.dtype), whole
 
     def product(i: int) -> Any:
+        """Return the product of the rows of one group with the weights of the group."""
         holds, part = groups == i + first, (slice(None),) * place
         (left, a), (right, b) = (
             selected(value, term, holds)

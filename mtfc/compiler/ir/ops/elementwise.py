@@ -47,6 +47,7 @@ def decided(deciding: bool) -> Logic:
     """Return the logic of `and` (false decides) or `or` (true decides)."""
 
     def logic(truths: Sequence[bool | None]) -> bool | SameAs | None:
+        """Return what an op on truth values is decided to be: a truth value, its only open operand, or None."""
         if deciding in truths:
             return deciding
         open = [i for i, truth in enumerate(truths) if truth is None]
@@ -281,6 +282,7 @@ def _cast_numpy(code: Code) -> str:
 
 
 def _cast(shard: Shard, x: Any) -> Any:
+    """Cast a shard. Casts to integers clip to their limits, and give 0 for NaN."""
     np, dtype = shard.np, numpy_dtype(shard.np, shard.eqn.result.type.local_dtype)
     if not _rounds_to_integers(shard.eqn):
         return x.astype(dtype)

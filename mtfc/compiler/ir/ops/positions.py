@@ -122,6 +122,7 @@ def _picked(b: BlockRewriter, x: Value, source: Dim, target: Dim, start: int, st
 
 
 def _sliced(b: BlockRewriter, x: Value, needed: NeededRange, target: Dim, stride: int) -> Value:
+    """Return a slice on blocks: each block takes the range that it needs, and every `stride`-th element of it."""
     x, part = take_range(b, x, needed)
     if stride > 1:
         whole, part = part, b.part(target, target.size // needed.split.blocks.size)
@@ -193,6 +194,7 @@ def _pad_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value]
 
 
 def _pad(shard: Shard, x: Any) -> Any:
+    """Put the elements `stride` apart into an array of the padding's value."""
     source, target = SOURCE.of(shard.eqn.attrs), TARGET.of(shard.eqn.attrs)
     before, stride = BEFORE.of(shard.eqn.attrs), STRIDE.of(shard.eqn.attrs)
     axis = shard.eqn.operands[0].type.names.index(source.name)
@@ -263,6 +265,7 @@ def _shift_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Valu
 
 
 def shifted_array(shard: Shard, x: Any) -> Any:
+    """Return a shard shifted along a dimension, with zeros where nothing arrives unless it wraps around."""
     axis = shard.eqn.operands[0].type.names.index(DIM_MOVED.of(shard.eqn.attrs).name)
     by, size = BY.of(shard.eqn.attrs), x.shape[axis]
     rolled = shard.np.roll(x, by, axis)

@@ -160,6 +160,7 @@ def _fold_rule(eqn: Equation) -> LayoutRule:
 
 
 def _window(shard: Shard, x: Any) -> Any:
+    """Gather the elements of all windows of a shard: [.., window, element of the window, ..]."""
     np, g = shard.np, geometry(shard.eqn.attrs)
     axis = shard.eqn.operands[0].type.names.index(g.source.name)
     padding = [(0, 0)] * axis + [(g.before, g.after)] + [(0, 0)] * (x.ndim - axis - 1)

@@ -319,6 +319,7 @@ def with_differentiable_loops(function: Function) -> Function:
     """
 
     def whole(each: Function) -> Function:
+        """Return a function whose loops run all of their iterations, where their number is bounded."""
         body = (
             map_regions(
                 with_all_iterations(eqn) if has_condition(eqn) and not is_unbounded(eqn) else eqn, whole

@@ -130,6 +130,10 @@ class ParameterUpdate:
             self._append(eqn, operands, eqn.attrs, eqn.path, self.common)
 
     def _equation(self, eqn: Equation) -> None:
+        """Append an equation for this parameter.
+
+        Operands with the parameter's further dimensions give these to the result.
+        """
         operands, attributes = [self._new(value) for value in eqn.operands], eqn.attrs
         if any(self._is_stacked(value) for value in operands):
             operands = [self._stacked(value) for value in operands]

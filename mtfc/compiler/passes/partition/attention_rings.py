@@ -150,6 +150,7 @@ def choice(b: Builder, condition: Value, x: Tree, y: Tree) -> Tree:
 
 
 def flat(tree: Tree) -> Iterator[Value]:
+    """Yield the values of a tree."""
     if isinstance(tree, Value):
         yield tree
     else:
@@ -177,6 +178,10 @@ class WeightedMeans:
         return b.ordered(b("mul", wide, total), mean.type.dims), largest, total
 
     def merged(self, b: Builder, x: Tree, y: Tree) -> Tree:
+        """Return the sums over two blocks of keys. Each has a weighted sum, the largest logit, and the total weight.
+
+        The sums are scaled to the larger of both largest logits.
+        """
         largest = b("maximum", x[1], y[1])
         sums, totals = [], []
         for each in (x, y):

@@ -66,6 +66,7 @@ class CombineCollectives(Pass):
         mesh = program.placed_on
 
         def settled(function: Function) -> Function:
+            """Combine the collectives of a function until their order stays."""
             for _ in range(MOST_ROUNDS):
                 before, function = function, combined(function, mesh, self.max_bytes)
                 if _order(before) == _order(function):
@@ -132,6 +133,7 @@ class GatherCombiner:
         self.taken: set[Equation] = set()
 
     def run(self, body: Sequence[Equation]) -> Iterator[Equation]:
+        """Yield the equations; at each small all-gather that has not run, later ones whose operands exist run with it."""
         late = {value for eqn in body for value in eqn.results}
         for eqn in filter(self._is_small, body):
             self.waiting.setdefault(self._key(eqn), deque()).append(eqn)

@@ -94,6 +94,7 @@ class ReshardInserter:
         return attrs.evolve(output, value=self._version(output.value, needed, None))
 
     def _loop(self, eqn: Equation) -> Equation:
+        """Return a loop with reshards inside, and with operands as its arguments are placed."""
         region = region_of(eqn)
         pending = {o.name: v.type.pending for v, o in outputs_of(eqn)}
         inside = ReshardInserter(region, self.mesh, pending).run()

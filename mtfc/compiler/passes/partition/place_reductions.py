@@ -142,6 +142,7 @@ def with_types(function: Function, mesh: Mesh, passed: Mapping[Value, Passed]) -
 
 
 def _result_types(eqn: Equation, mesh: Mesh, passed: Mapping[Value, Passed]) -> tuple[TensorType, ...]:
+    """Return the types of the results of an equation. passed: value -> the axes over which its sum stays pending."""
     if not eqn.regions:
         passing = tuple(passed.get(eqn.results[0], ()))
         return result_types(eqn, OPS[eqn.op].layout_rule(eqn), passing, mesh)
@@ -195,6 +196,10 @@ class LinearEquation:
         return next((group for group in self.groups if self._fits(group, side)), None)
 
     def _fits(self, group: OperandGroup, side: Set[Node]) -> bool:
+        """Return True if the sum can pass along a group of operands: they are pending, and the others are complete.
+
+        side: the pending nodes.
+        """
         return all(
             (value, "made") in side
             if i in group

@@ -157,6 +157,7 @@ class LayoutPropagator:
         return attrs.evolve(output, layout=shown_layout(sliced_type(type, dim)))
 
     def _place(self, eqn: Equation) -> None:
+        """Note the types of the results of an equation, by its layout."""
         if eqn.regions:
             for result, output in zip(eqn.results, region_of(eqn).outputs, strict=True):
                 self.placed[result] = result.type.split_by(output.layout or {})

@@ -82,6 +82,7 @@ class SplitRegions(Pass):
     least: int = 1 << 20
 
     def run(self, program: Program) -> Program:
+        """Return the program with split regions, if the pass or the layout's forms ask for them."""
         form = program.layout.forms.regions if self.form == "layout" and program.layout else self.form
         if form not in ("time", "memory"):
             return program
@@ -185,6 +186,7 @@ class AxisFacts:
         self._note(function.body)
 
     def _note(self, body: Iterable[Equation]) -> None:
+        """Note the dimensions of each equation."""
         for eqn in body:
             dims = {dim for value in (*eqn.operands, *eqn.results) for dim in value.type.dims}
             for region in eqn.regions:
@@ -204,6 +206,7 @@ class AxisFacts:
         return self._costs[eqn]
 
     def _cost(self, eqn: Equation) -> float:
+        """Return the time that would be saved if an equation ran on parts, as bytes sent in that time."""
         operands = (Value(v.name, needed_type(eqn, i)) for i, v in enumerate(eqn.operands))
         results = tuple(Value(v.name, v.type.split_by(eqn.layout or {})) for v in eqn.results)
         placed = attrs.evolve(eqn, operands=tuple(operands), results=results)

@@ -182,6 +182,7 @@ class AttentionSpreader:
         return found
 
     def _form(self, eqn: Equation, case: SharedKeys) -> str:
+        """Return the form in which an attention shares its keys: the option, or the cheapest one in time and then in memory."""
         costs = form_costs(eqn, case, self.mesh, self.options.balance)
         if self.options.form != "auto":
             return self.options.form if self.options.form in costs else "gather"

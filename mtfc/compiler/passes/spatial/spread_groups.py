@@ -56,6 +56,7 @@ class SpreadGroups(Pass):
     rows: int = 4
 
     def run(self, program: Program) -> Program:
+        """Return the program with spread groups, by the layout's form or the option."""
         if program.mesh is None or program.layout is None:
             return program
         dims = NewDims(program.dims)

@@ -117,6 +117,7 @@ class ValueNetwork:
         self.sources[value] = _ValueSource(node, placements, placements.indices(types))
 
     def _edge(self, first: int, second: int, costs: Numbers) -> None:
+        """Add an edge with costs, unless nothing costs. Communication from the backward pass to the update is weighted."""
         if first == second or not costs.any():
             return
         if _stage(self.nodes[second]) == "update" != _stage(self.nodes[first]):

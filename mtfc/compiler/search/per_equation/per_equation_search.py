@@ -352,6 +352,7 @@ def _optimistic(hardware: Hardware) -> Hardware:
 
 
 def _solved(network: ChoiceNetwork, hardware: Hardware, deadline: float) -> Found:
+    """Return the best layouts of a network, and report the progress in seconds under the mesh's name."""
     unit, outer = unit_of(network), PROGRESS.get()
 
     def tell(doing: str, cost: float | None, bound: float | None) -> None:

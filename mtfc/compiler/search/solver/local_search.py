@@ -192,6 +192,7 @@ def _grow(a: NetworkArrays, tree: SearchTree) -> int:
 
 @jit
 def _forget(a: NetworkArrays, tree: SearchTree, size: int) -> None:
+    """Reset what a tree of `size` nodes has marked, so that the next tree finds no marks."""
     for position in range(size):
         node = tree.node[position]
         tree.place[node] = -1

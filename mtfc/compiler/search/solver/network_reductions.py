@@ -95,6 +95,7 @@ class ReducibleNetwork:
             self._add_items(problem, problem.limit)
 
     def _add_items(self, problem: AssignmentProblem, limit: int) -> None:
+        """Add the memory of each node: one item with its rows and its bytes by strategy."""
         rows = rows_of(problem.intervals)
         self.free = np.full(rows.max(initial=0), limit)
         self.prices = np.zeros(len(self.free))
@@ -190,6 +191,7 @@ class ReducibleNetwork:
         return settled
 
     def _keep_rows(self, kept: Booleans) -> None:
+        """Drop the memory rows that are not kept, and number the others anew."""
         place = np.concatenate([[0], np.cumsum(kept)])
         self.free, self.prices = self.free[kept], self.prices[kept]
         for node in self.nodes:
@@ -231,6 +233,7 @@ def _pass(network: ReducibleNetwork, until: float) -> bool:
 
 
 def _apply(network: ReducibleNetwork, node: int) -> list[int]:
+    """Apply the first rule that fits a node; return the nodes that it changes."""
     for rule in RULES:
         touched = rule(network, node)
         if touched:

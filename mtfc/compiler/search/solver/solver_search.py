@@ -105,6 +105,9 @@ class SolverSearch:
         return self._result()
 
     def _alternate(self) -> None:
+        """Improve prices and choices in turn, with a worker on the second processor, until the optimum is proven or the time
+        is over.
+        """
         self.incumbent.offer_least_memory()
         self._climb()
         if monotonic() + self.certifying < self.until:
@@ -127,6 +130,7 @@ class SolverSearch:
         return self.is_whole and self.worker is not None and not self.worker.is_running
 
     def _result(self) -> tuple[int, Integers]:
+        """Return a bound and the best choices. Raises `NotFound` if no choice fits."""
         if self.incumbent.choices is None:
             raise NotFound("no choice was found that is possible and fits the memory")
         choices = np.zeros(len(self.network.costs), np.int64)
@@ -171,6 +175,7 @@ class SolverSearch:
             self.incumbent.polish(prices)
 
     def _start_afresh(self, end: float) -> None:
+        """Repair the newest choices of the Lagrangian with growing strength until they fit."""
         choices = self.lagrangian.choices.copy()
         strength = WEAKEST
         for _ in range(REPAIRS):

@@ -207,6 +207,7 @@ def seed_of(
     type = placed.graph.loss.type
 
     def seed(device: int) -> str:
+        """Return a variable on a device with the cotangent of the loss: the share, times scale and weight if there are any."""
         factors = [tasks.on(each, device, 4) for each in (scale, weight and weight()) if each is not None]
         if not factors:
             return tasks.filled(type, share, device, "d_loss")

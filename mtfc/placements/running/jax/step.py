@@ -159,6 +159,9 @@ class FunctionWriter:
         new = {(value.name, each.device): each.name for value, own in updated.items() for each in own}
 
         def variables(value: Value) -> Sequence[str]:
+            """Return the variables of an argument of the function behind the passes: an output, a gradient, a state or a
+            parameter.
+            """
             kind, of = after.results.get(value, ("", value.name))
             if kind == "output":
                 return [self._total(runs, of)]
