@@ -303,6 +303,7 @@ def _observe_arguments(eqn: Equation, index: int, is_first: bool, observer: Obse
 
 
 def _observe_results(eqn: Equation, is_last: bool, observer: Observer) -> None:
+    """Tell an observer what leaves a loop: stacked values in each iteration, and carries after the last one."""
     for output, result in zip(region_of(eqn).outputs, eqn.results, strict=True):
         if is_last or output.updates is None:
             observer.left(output.value, result)

@@ -159,6 +159,7 @@ class Emitter:
                 yield from filter(None, [self.dialect.after(argument.value, name)])
 
     def _results(self, function: Function) -> Iterator[str]:
+        """Yield the statements that collect the outputs in dicts, and return these."""
         groups = FORMS[function.name].groups(function)
         for group, outputs in groups.items():
             entries = (f'"{key}": {self.identifier(output.value)}' for key, output in outputs.items())
@@ -302,6 +303,7 @@ class Emitter:
         return f"{name}.astype({self.dialect.dtype(wide)})" if widens and not has_trait(eqn, "dot") else name
 
     def _offset(self, eqn: Equation, dim: str, rank: int) -> str:
+        """Return the text of the shard's first index along a dimension of an equation; empty if the dimension is whole."""
         type = type_with(eqn, dim)
         axes = type.axes_of(dim)
         if not axes:
@@ -404,6 +406,7 @@ def _breaks_outside(expression: str) -> bool:
 
 
 def _fill(words: list[str], width: int) -> list[str]:
+    """Return words in lines of at most `width` characters; lines after the first are indented."""
     lines = words[:1]
     for word in words[1:]:
         if len(lines[-1]) + 1 + len(word) <= width:

@@ -454,6 +454,7 @@ class Watched(Evaluation):
     is_defined = True
 
     def __call__(self, shard: Shard, *arrays: ExactArray) -> Any:
+        """Compute an op, and note if a result has no meaning."""
         found = super().__call__(shard, *arrays)
         results = found if isinstance(found, tuple) else (found,)
         is_poisoned = any(x.has_special and (x.values == POISON).any() for x in results)

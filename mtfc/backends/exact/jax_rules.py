@@ -247,6 +247,7 @@ def _running(name: str) -> Rule:
     """Make the rule of a primitive that combines elements one after the other along an axis by an elementwise function."""
 
     def rule(run: Evaluator, eqn: Any, x: ExactArray) -> ExactArray:
+        """Apply an op along an axis, each element with the result before it."""
         axis, parts = eqn.params["axis"], list[ExactArray]()
         for i in range(x.shape[axis])[:: -1 if eqn.params["reverse"] else 1]:
             part = x.take(i, axis)
@@ -257,6 +258,7 @@ def _running(name: str) -> Rule:
 
 
 def _cumsum(run: Evaluator, eqn: Any, x: ExactArray) -> ExactArray:
+    """Return the cumulative sum along an axis, from the end if the primitive is reversed."""
     axis, is_reverse = eqn.params["axis"], eqn.params["reverse"]
 
     def turned(each: ExactArray) -> ExactArray:
@@ -276,6 +278,7 @@ def _folded(run: Evaluator, eqn: Any, stacks: Operands, starts: Operands) -> lis
 
 
 def _reduce(run: Evaluator, eqn: Any, *operands: ExactArray) -> list[Any]:
+    """Reduce arrays along dimensions with a function of JAX, in order. operands: the arrays, then the start of each."""
     arrays, starts = operands[: len(operands) // 2], operands[len(operands) // 2 :]
     gone = tuple(eqn.params["dimensions"])
     kept = [j for j in range(arrays[0].ndim) if j not in gone]
@@ -318,6 +321,7 @@ def _pooled(name: str, fill: float) -> Rule:
 
 
 def _reduce_window(run: Evaluator, eqn: Any, *operands: ExactArray) -> list[Any]:
+    """Reduce each window of arrays with a function of JAX; places outside of the arrays count as the start."""
     arrays, starts = operands[: len(operands) // 2], operands[len(operands) // 2 :]
     places = windows(arrays[0].shape, eqn.params)
     stacks = [
@@ -393,6 +397,7 @@ def _sort(run: Evaluator, eqn: Any, *operands: ExactArray) -> list[Any]:
 
 
 def _top_k(run: Evaluator, eqn: Any, x: ExactArray) -> list[ExactArray]:
+    """Return the k largest or least elements, and their indices. Residues are compared by keys."""
     axis = eqn.params.get("axis", eqn.params.get("reduction_dimension", -1))
     sign = 1 if eqn.params.get("is_max_k", True) else -1
     order = np.argsort(-sign * x.keys(), axis=axis, kind="stable")

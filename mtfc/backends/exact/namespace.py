@@ -114,6 +114,8 @@ class ExactNumpy:
         return found
 
     def _move(self, name: str) -> Any:
+        """Return a function of NumPy that only moves elements, for exact arrays."""
+
         def move(x: Any, *args: Any, **options: Any) -> Any:
             given = residues.plain_index(args)
             return exact(self.field, x).mapped(lambda v: getattr(np, name)(v, *given, **options))

@@ -158,6 +158,10 @@ class ExactArray(NDArrayOperatorsMixin):
         return ExactArray(self.field, self.values.astype(np.float64), dtype)
 
     def _integers(self, dtype: Any) -> Array:
+        """Return integers of a dtype.
+
+        Small residues are truncated; others become pseudo-random numbers, which are counted.
+        """
         if not self.is_residue:
             with np.errstate(all="ignore"):
                 return self.values.astype(dtype)
@@ -199,6 +203,7 @@ class ExactArray(NDArrayOperatorsMixin):
         return found
 
     def floor(self) -> ExactArray:
+        """Return the integer parts. Those of large residues are pseudo-random numbers, which are counted."""
         if not self.is_residue:
             return ExactArray(self.field, np.floor(self.values), self.dtype)
         self.field.count("integer parts", self.size)
@@ -301,6 +306,7 @@ def real(name: str, *operands: Any, dtype: Any = None) -> ExactArray:
 
 
 def binary(name: str, x: Any, y: Any) -> ExactArray:
+    """Apply an op of two operands: on residues by its rule, on real numbers as NumPy does, with the residues as a shadow."""
     a, b = _pair(x, y)
     rule = RULES[name]
     if a.is_residue:
@@ -339,6 +345,7 @@ def combined(function: Callable[..., Array], *arrays: ExactArray) -> ExactArray:
 
 
 def _add(a: ExactArray, b: ExactArray) -> ExactArray:
+    """Return the sum of residues, with infinities as in floats."""
     field = a.field
     found = field.add(without_specials(a), without_specials(b))
     if a.has_special or b.has_special:
@@ -360,6 +367,7 @@ def _with_specials(found: Array, up: Array, down: Array, poison: Array) -> Array
 
 
 def negative(x: ExactArray) -> ExactArray:
+    """Return the opposite, also of a shadow, of special values and of a tangent."""
     if not x.is_residue:
         opposite = real("negative", x, dtype=x.dtype)
         opposite.shadow = negative(x.residues()) if x.is_float else None
@@ -371,6 +379,7 @@ def negative(x: ExactArray) -> ExactArray:
 
 
 def _multiply(a: ExactArray, b: ExactArray) -> ExactArray:
+    """Return the product of residues, with infinities as in floats."""
     field = a.field
     found = field.multiply(without_specials(a), without_specials(b))
     if a.has_special or b.has_special:

@@ -101,6 +101,7 @@ def _under(mesh: Any, function: Callable[..., Any], prepare: Prepare | None = No
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        """Call the function with its arguments on the mesh, and wait for its results if the devices share the host's cores."""
         if prepare is not None:
             args, kwargs = _moved(prepare((args, kwargs)), mesh)
         with _set(mesh):

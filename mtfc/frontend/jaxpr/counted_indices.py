@@ -132,6 +132,7 @@ class _Counts:
         return [*before, step]
 
     def _joined(self, step: AppliedPrimitive, columns: Sequence[Operand]) -> AppliedPrimitive:
+        """Return a step that joins columns of indices along their last axis."""
         import jax
 
         shape, params = columns[0].shape, {"dimension": len(columns[0].shape) - 1}
@@ -170,6 +171,7 @@ def _moved(step: AppliedPrimitive, pairs: Sequence[tuple[int, int]]) -> AppliedP
 
 
 def _counting(shape: Sequence[int], axis: int) -> Any:
+    """Return an array that counts from 0 along one axis."""
     import numpy as np
 
     return np.broadcast_to(

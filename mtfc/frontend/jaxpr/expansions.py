@@ -142,6 +142,7 @@ def _is_foreign(primitive: Any) -> bool:
 
 
 def _traced(eqn: Any, evaluate: Evaluate) -> Any:
+    """Return the jaxpr that computes an equation by a function of Python."""
     import jax
 
     def function(*operands: Any) -> Any:
@@ -153,6 +154,7 @@ def _traced(eqn: Any, evaluate: Evaluate) -> Any:
 
 
 def _reduced(eqn: Any, operands: Sequence[Any]) -> Any:
+    """Return the reductions of the operands by NumPy's functions."""
     import jax
 
     reduce = getattr(jax.numpy, OVER_AXES[eqn.primitive.name])

@@ -209,6 +209,9 @@ class _WithEmpty:
         return {}
 
     def bind(self, *given: Any) -> list[Any]:
+        """Apply the primitive to the given operands, with arrays without elements at their places; return the results with
+        elements.
+        """
         from jax import numpy as jnp
 
         rest, eqn = iter(given), self.eqn

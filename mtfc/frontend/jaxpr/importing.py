@@ -141,6 +141,7 @@ class Imported:
         return [*opaque, *self._unrolled(), *map(self._large_constant, large)]
 
     def _large_constant(self, leaf: Leaf) -> Diagnostic:
+        """Return the warning (W803) about a large array that the function closes over."""
         text = f"{leaf.dtype}[{', '.join(map(str, leaf.shape))}]"
         return Diagnostic(
             "W803",
@@ -364,6 +365,7 @@ class _Import:
     def _leaf(
         self, wanted: str, path: tuple[Any, ...], var: Operand, role: Role, constant: Any = None
     ) -> Leaf:
+        """Return a leaf with a free name that is like the wanted one."""
         name = self.build.names.fresh(identifier(wanted))
         dims = tuple(self.emitter.dims.of(each) for each in var.axes)
         return Leaf(name, path, var.shape, var.dtype, dims, role, var.key, constant)

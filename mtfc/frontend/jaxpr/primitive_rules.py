@@ -54,6 +54,7 @@ class Linker:
     spaces: int = 10**9
 
     def rule(self, step: AppliedPrimitive) -> PrimitiveRule:
+        """Return the rule of a step: the first that accepts it, or the rule of calls."""
         rule = self.rules.get(step.primitive)
         if rule is None or step.is_opaque or (step.has_keys and not rule.takes_keys):
             return self.other

@@ -433,6 +433,7 @@ class StepGraph:
                 self.cut |= {*leaves(a)} ^ {*leaves(b)}
 
     def space(self, owner: StepSpace | AppliedPrimitive) -> StepSpace:
+        """Return the space of a step, made at its first use."""
         if isinstance(owner, StepSpace):
             return owner
         if owner not in self.spaces:

@@ -231,6 +231,7 @@ def returning_changed(
     changed: list[int | str] = []
 
     def watched(*args: Any, **kwargs: Any) -> Any:
+        """Call the function, and note which of its arguments it has changed in place."""
         given = _by_place(args, kwargs)
         before = [jax.tree.leaves(given[key]) for key in places]
         result = function(*args, **kwargs)

@@ -77,6 +77,7 @@ class _Numbers:
 
     @classmethod
     def of(cls, step: AppliedPrimitive) -> _Numbers:
+        """Read the dimension numbers of a ragged dot."""
         numbers = step.params["ragged_dot_dimension_numbers"]
         contracted, batches = numbers.dot_dimension_numbers
         (rows,), rank = numbers.lhs_ragged_dimensions, len(step.operands[0].shape)

@@ -274,6 +274,7 @@ def _link_dynamic_update(linker: Linker, step: AppliedPrimitive) -> None:
 
 
 def _emit_dynamic_update(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
+    """Append an update of a part of an array, which begins at given indices."""
     x, sizes = step.operands[0], step.operands[1].shape
     starts = {j: _start(emitter, step, 2 + j, x.shape[j] - sizes[j]) for j in _moved(step, sizes)}
     update, inside = _placed(emitter, step, emitter.operand(step, 1), [*step.axes(1)], sizes, starts)
@@ -338,6 +339,7 @@ def _part_places(step: AppliedPrimitive) -> dict[int, int]:
 
 
 def _link_part(linker: Linker, step: AppliedPrimitive) -> None:
+    """Link the axes of updates to those of the table that they cover whole."""
     table, _, updates = step.operands
     places = _part_places(step).items()
     wanted = {place: table.axes[k] for k, place in places if updates.shape[place] == table.shape[k]}
@@ -399,6 +401,7 @@ def _is_plain_top_k(step: AppliedPrimitive) -> bool:
 
 
 def _emit_top_k(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
+    """Append a `top_k` along the last axis, and return its values and indices."""
     x, k = step.operands[0], step.params["k"]
     value, dim = emitter.merged(emitter.operand(step, 0), x.axes, len(x.axes) - 1)
     own = emitter.dims.of(step.results[0].axes[-1])

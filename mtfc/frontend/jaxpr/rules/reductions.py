@@ -71,6 +71,7 @@ def _emit_cumsum(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Valu
 
 
 def _emit_rev(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
+    """Append a flip along each reversed axis."""
     x, axes = emitter.operand(step, 0), step.operands[0].axes
     for j in step.params["dimensions"]:
         x, dim = emitter.merged(x, axes, j)

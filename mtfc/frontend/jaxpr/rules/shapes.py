@@ -86,6 +86,7 @@ def _link_reshape(linker: Linker, step: AppliedPrimitive) -> None:
 
 
 def _emit_reshape(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
+    """Append a reshape, unless the factors of the axes already stand in the wanted order."""
     (x, *_), (result,) = step.operands, step.results
     value, axes = emitter.operand(step, 0), tuple(x.axes[j] for j in _order(step))
     if leaves(f for each in axes for f in each) == leaves(f for each in result.axes for f in each):
@@ -214,6 +215,7 @@ def _link_unstack(linker: Linker, step: AppliedPrimitive) -> None:
 
 
 def _emit_unstack(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
+    """Append a slice for each index along an axis."""
     (x,), j = step.operands, step.params["axis"]
     value, targets = emitter.operand(step, 0), tuple(() if k == j else a for k, a in enumerate(x.axes))
     return [

@@ -212,6 +212,7 @@ class Expressions:
         return node.value
 
     def call(self, node: ast.Call, variable: str | None) -> Result:
+        """Return the only result of a call; report (E218) a call with several."""
         results = self.call_rule(self, node, (variable,))
         if len(results) == 1:
             return results[0]
@@ -248,6 +249,7 @@ class Expressions:
     # Operators
 
     def unary(self, node: ast.Unary, variable: str | None) -> Result:
+        """Return the value of `-x` or `not x`: an equation if x is a tensor, or else a number."""
         operand = self.operand(node.operand)
         if operand is None:
             return None

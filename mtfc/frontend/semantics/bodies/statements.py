@@ -165,6 +165,7 @@ class ElaboratedBody:
             self.expressions.values[target.text] = result
 
     def _wrong_number(self, node: ast.Assign, results: int, failed: bool) -> None:
+        """Report (E218) that an assignment has another number of names than of values."""
         if failed:
             return
         span = node.targets[0].span.to(node.targets[-1].span)
@@ -209,6 +210,7 @@ class ElaboratedBody:
         declared.update(node, self.states, self.expressions)
 
     def _parameter_type(self, node: ast.Param) -> TensorType | None:
+        """Return the type of a parameter; None, with a diagnostic, for a type that cannot be trained or stacked."""
         type = self.scope.type(node.type)
         if type is None:
             return None
@@ -502,6 +504,7 @@ class Loop:
                 self.unused.add(name.text)
 
     def _yielded_value(self, node: ast.Yield) -> Value | None:
+        """Return the value of a `yield`; None, with a diagnostic, for one that has the dimension of the loop already."""
         result = self.expressions.value(node.value, self.prefix + node.name.text)
         if result is None:
             return None

@@ -528,6 +528,7 @@ def _differentiated(
 
 
 def _in_stage(eqn: Equation, stage: Stage) -> Equation:
+    """Return an equation, and those in its loops, in another stage."""
     regions = tuple(
         attrs.evolve(region, body=tuple(_in_stage(each, stage) for each in region.body))
         for region in eqn.regions

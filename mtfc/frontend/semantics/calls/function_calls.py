@@ -199,6 +199,7 @@ class _Call:
         )
 
     def _complete(self, given: Collection[str]) -> bool:
+        """Return True if all arguments without a default are given; otherwise report it (E203)."""
         missing = [
             each.name.text
             for each in self.decl.args
@@ -492,6 +493,7 @@ class Bindings:
             raise Mismatch(f"its dtype is {operand.dtype}")
 
     def _without_rest(self, left: list[Dim]) -> list[Dim]:
+        """Return the dims without those that `...` stands for. Raises `Mismatch` if one of them is missing."""
         assert self.rest is not None
         missing = [dim for dim in self.rest[0] if dim not in left]
         if missing:

@@ -258,6 +258,10 @@ class Scope:
         return self.error(code, message, name.span, [Label(places[name.text], label)], help)
 
     def dim(self, name: ast.DimName, code: str = "E103") -> Dim | None:
+        """Return a dimension by its name; None, with a diagnostic, if it is unknown.
+
+        A near name is taken if it is surely meant.
+        """
         found = self.find_dim(name)
         if found is None and not self._has_failed(name):
             help = FLAG_HELP if name.text == TRAINING else None

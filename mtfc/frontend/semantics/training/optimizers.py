@@ -435,6 +435,7 @@ class UpdateBody(ElaboratedBody):
     # Statements
 
     def statement(self, node: ast.Statement) -> None:
+        """Elaborate a statement; report one that an optimizer cannot have."""
         if isinstance(node, ast.Assign | ast.State | ast.Yield | ast.Broken):
             super().statement(node)
             return

@@ -457,6 +457,7 @@ class _Loss:
         return type.dtype in FLOATS or self._error("E403", message, self._place(), f"it is {type}")
 
     def _is_influenced(self) -> bool:
+        """Return True if the loss depends on a parameter; otherwise report it (E406)."""
         help = None if self.parameters else "the model has none: declare what is trained with `param`"
         influences = self._reached(_operands)
         if self.scope.reports.placeholders & {self.value, *influences}:  # they depend on nothing
@@ -478,6 +479,7 @@ class _Loss:
         )
 
     def _is_trained(self) -> bool:
+        """Return True if the loss depends on a parameter that is not frozen; otherwise report it (E419)."""
         reached = self._reached(differentiable_operands) & self.parameters
         if any(value.name not in self.groups.frozen for value in reached):
             return True
