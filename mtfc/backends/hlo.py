@@ -411,7 +411,7 @@ def _convolved(instruction: Instruction, types: Mapping[str, str], result: list[
     if labels is None or (len(given), len(kernel)) != (len(labels[1]), len(labels[2])):
         return 0
     features, batches = (
-        int(found[1]) if (found := pattern.search(instruction.rest)) else 1
+        int(match[1]) if (match := pattern.search(instruction.rest)) else 1
         for pattern in (FEATURE_GROUPS, BATCH_GROUPS)
     )
     products = given[labels[1].index("b")] * given[labels[1].index("f")] * kernel[labels[2].index("o")]

@@ -407,22 +407,22 @@ class Graph(GraphWriter):
         self, made: Callable[..., Any], name: str, arguments: Sequence[Any], keywords: Mapping[str, Any]
     ) -> tuple[str, Sequence[TensorType]]:
         """Write the statements of a function of Python as a function of the model. Return a call of it, and its types."""
-        around, body = self._body, GraphBody(made, self._body)
-        if any(each.made is made for each in around.outwards()):
+        outer_body, body = self._body, GraphBody(made, self._body)
+        if any(each.made is made for each in outer_body.outwards()):
             self.refuse(f"`{name}` calls itself: the statements of a function are written once")
         bound = signature(made).bind(*arguments, **keywords)
         for key, value in bound.arguments.items():
             bound.arguments[key] = self._given(value, key, body)
         self._body = body
         try:
-            found = made(*bound.args, **bound.kwargs)
-            results = list(found) if isinstance(found, list | tuple) else [found]
+            returned_value = made(*bound.args, **bound.kwargs)
+            results = list(returned_value) if isinstance(returned_value, list | tuple) else [returned_value]
             if not results or not all(isinstance(each, GraphTensor) for each in results):
-                shown = "nothing" if found is None else repr(found)[:60]
+                shown = "nothing" if returned_value is None else repr(returned_value)[:60]
                 self.refuse(f"`{name}` returns tensors, found {shown}")
             returned = ", ".join(map(self.text_of, results))
         finally:
-            self._body = around
+            self._body = outer_body
         types = [each.type for each in results]
         of_results = ", ".join(map(type_text, types))
         head = f"({arguments_text({key: each.type for key, each in body.given.items()})}) -> "

@@ -191,21 +191,21 @@ def asked_configurations(
     scope = file.for_text()
     prefix = f"placement asked on {devices} = "
     decl = parse_option(prefix, text, "{}", "<--why-not>", ast.PlacementDecl, scope.diagnostics)
-    known = {operator.name: (number, operator) for number, operator in enumerate(graph.operators)}
-    found = {}
+    operators = {operator.name: (number, operator) for number, operator in enumerate(graph.operators)}
+    configurations = {}
     kinds = kinds_in(machine) if isinstance(machine, DeviceGraph) else {}
     for each in _operators(decl.operators, DeviceNames(devices, kinds), scope, is_asked=True):
         parts = prod(degree for _, degree in each.degrees)
-        if each.name not in known:
-            _unknown(each, scope, known)
+        if each.name not in operators:
+            _unknown(each, scope, operators)
         elif parts > devices:
             message = f"`{each.name}` is split into {count(parts, 'part')}, and there are {count(devices, 'device')}"
             scope.error("E318", message, each.span)
         else:
-            number, operator = known[each.name]
-            found[number] = _configuration(each, operator, scope)
+            number, operator = operators[each.name]
+            configurations[number] = _configuration(each, operator, scope)
     scope.diagnostics.raise_if_errors()
-    return found
+    return configurations
 
 
 def _unknown(placed: PlacedOperator, scope: Scope, known: Collection[str]) -> None:

@@ -284,7 +284,7 @@ def starts(before: Array, after: Array, device: Array, seconds: Array, sources: 
     for e in range(len(before)):
         incoming[after[e]] += 1
         only[after[e]] = before[e]
-    found = np.full((sources, count), -np.inf)
+    longest = np.full((sources, count), -np.inf)
     for task in range(count):
         queued, wait = 0.0, 0.0 if task < sources else seconds[task]
         if sources <= task < middle and incoming[task] == 1:
@@ -292,14 +292,14 @@ def starts(before: Array, after: Array, device: Array, seconds: Array, sources: 
                 if incoming[other] == 1 and only[other] == only[task] and device[other] == device[task]:
                     queued += seconds[other]
         for source in range(sources):
-            found[source, task] += queued
-            end = found[source, task] + wait
+            longest[source, task] += queued
+            end = longest[source, task] + wait
             if task < sources:
                 end = 0.0 if task == source else -np.inf
             for e in range(len(before)):
                 if before[e] == task:
-                    found[source, after[e]] = max(found[source, after[e]], end)
-    return found
+                    longest[source, after[e]] = max(longest[source, after[e]], end)
+    return longest
 
 
 @attrs.frozen(eq=False)

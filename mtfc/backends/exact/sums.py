@@ -130,13 +130,13 @@ def _contracted(
     columns = [each for each in right if each not in left]
     a = a.transpose([left.index(each) for each in (*batch, *rows, *inner)])
     b = b.transpose([right.index(each) for each in (*batch, *inner, *columns)])
-    g, k = len(batch), len(inner)
+    batch_rank, inner_rank = len(batch), len(inner)
     if not (inner or a.is_residue or b.is_residue):
         wide = a.reshape(*a.shape, *[1] * len(columns))
-        return wide * b.reshape(*b.shape[:g], *[1] * len(rows), *b.shape[g:]), "".join(
+        return wide * b.reshape(*b.shape[:batch_rank], *[1] * len(rows), *b.shape[batch_rank:]), "".join(
             (*batch, *rows, *columns)
         )
-    group, height = a.shape[:g], a.shape[g : a.ndim - k]
-    width, depth = b.shape[g + k :], prod(a.shape[a.ndim - k :])
-    found = a.reshape(*group, prod(height), depth) @ b.reshape(*group, depth, prod(width))
-    return found.reshape(*group, *height, *width), "".join((*batch, *rows, *columns))
+    group, height = a.shape[:batch_rank], a.shape[batch_rank : a.ndim - inner_rank]
+    width, depth = b.shape[batch_rank + inner_rank :], prod(a.shape[a.ndim - inner_rank :])
+    product = a.reshape(*group, prod(height), depth) @ b.reshape(*group, depth, prod(width))
+    return product.reshape(*group, *height, *width), "".join((*batch, *rows, *columns))

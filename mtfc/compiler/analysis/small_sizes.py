@@ -305,11 +305,11 @@ class _Classes:
         left, right = self._product(sources), self._product(targets)
         if left == right:
             return False
-        names, wanted = (sources, right) if left < right else (targets, left)
-        own = self._product(names)
+        names, wanted_product = (sources, right) if left < right else (targets, left)
+        size_product = self._product(names)
         for name in names:
-            needed = -(-wanted * self.size(name) // own)
-            if self._raise(self.of(name), needed):
+            new_size = -(-wanted_product * self.size(name) // size_product)
+            if self._raise(self.of(name), new_size):
                 return True
         return False
 

@@ -288,13 +288,13 @@ def _types_error(eqn: Equation, region: Function, shown: Callable[[TensorType], 
         wanted = sliced_type(operand, dim) if argument.role == "sliced" else operand
         if type != wanted:
             return f"{argument.role} {argument.value} is {type}, and its operand gives {wanted}"
-    number = len(carried(region))
+    carries = len(carried(region))
     for i, (result, output) in enumerate(outputs_of(eqn)):
-        if (output.updates is not None) != (i < number):
+        if (output.updates is not None) != (i < carries):
             return "the outputs of a loop's region that update carries come first"
-        found, given = shown(result.type), shown(result_type(output, dim))
-        if found != given:
-            return f"{result} is {found}, and output {output.name} gives {given}"
+        shown_result, shown_output = shown(result.type), shown(result_type(output, dim))
+        if shown_result != shown_output:
+            return f"{result} is {shown_result}, and output {output.name} gives {shown_output}"
     return None
 
 

@@ -242,13 +242,13 @@ class GradientMatch:
 
     def _pairs(self, dot: Equation) -> Iterator[tuple[Value, Value | None]]:
         """Yield the values that a dot may have as an operand, and its other operand."""
-        known = self.forward.operands.get(2)
-        gone, memory = {*reduced_dims(dot)}, {*self.forward.memory}
+        known_values = self.forward.operands.get(2)
+        summed, memory = {*reduced_dims(dot)}, {*self.forward.memory}
         for i, v in enumerate(dot.operands):
-            if known is not None and self.scope.source(v) != self.scope.source(known):
+            if known_values is not None and self.scope.source(v) != self.scope.source(known_values):
                 continue
             own = {*v.type.dims} - self.logits
-            if not memory <= {*v.type.dims} or not own or own != gone or len(dot.operands) > 2:
+            if not memory <= {*v.type.dims} or not own or own != summed or len(dot.operands) > 2:
                 continue
             others = [*dot.operands[:i], *dot.operands[i + 1 :]]
             if any(not memory.isdisjoint(x.type.dims) for x in others):
@@ -332,14 +332,14 @@ class GradientMatch:
     def _over_values(self, terms: Polynomial) -> Polynomial | None:
         """Sum over the values' dimensions: the result times its cotangent is a sum over the keys."""
         assert self.v is not None
-        found: Polynomial = {}
-        wanted, both = _joined(MEAN, self._given), KeySum(_joined(self._weight, DW))
+        polynomial: Polynomial = {}
+        needed_factors, key_sum = _joined(MEAN, self._given), KeySum(_joined(self._weight, DW))
         for term, number in terms.items():
             inner, _ = self._parted(term, [dim for dim in self.v.type.dims if dim not in self.logits])
-            if not (wanted <= term and inner <= wanted):
+            if not (needed_factors <= term and inner <= needed_factors):
                 return None
-            found = plus(found, times({term - wanted: number}, symbol(both)))
-        return found
+            polynomial = plus(polynomial, times({term - needed_factors: number}, symbol(key_sum)))
+        return polynomial
 
     def _parted(self, term: Monomial, dims: Sequence[Dim]) -> tuple[Monomial, Monomial]:
         """Return the factors that have one of the dimensions, and the others."""
@@ -371,25 +371,25 @@ class GradientMatch:
     def _dot(self, eqn: Equation) -> Polynomial | None:
         """Return the polynomial of the dot of the values with the cotangent, or with exponentials, or of a sum of products."""
         assert self.v is not None
-        v, gone = self.scope.source(self.v), {*reduced_dims(eqn)}
+        v, summed = self.scope.source(self.v), {*reduced_dims(eqn)}
         others = [x for x in eqn.operands if self.scope.source(x) != v]
-        if gone == {*self.v.type.dims} - self.logits:
-            wanted, symbol_of = self._given, DW
-        elif gone == {*self.forward.memory}:
-            wanted, symbol_of = self._weight, MEAN
+        if summed == {*self.v.type.dims} - self.logits:
+            needed_factors, symbol_of = self._given, DW
+        elif summed == {*self.forward.memory}:
+            needed_factors, symbol_of = self._weight, MEAN
         else:
             return None
         if len(others) == len(eqn.operands):
-            return self._sum(reduce(times, map(self.polynomial, others)), [*gone])
+            return self._sum(reduce(times, map(self.polynomial, others)), [*summed])
         if len(others) + 1 != len(eqn.operands) or len(others) > 1:
             return None
-        found: Polynomial = {}
+        polynomial: Polynomial = {}
         for term, number in (self.polynomial(others[0]) if others else ONE).items():
-            inner, _ = self._parted(term, [*gone])
-            if not wanted <= term or not inner <= wanted:
+            inner, _ = self._parted(term, [*summed])
+            if not needed_factors <= term or not inner <= needed_factors:
                 return None
-            found = plus(found, {_joined(symbol_of, term - wanted): number})
-        return found
+            polynomial = plus(polynomial, {_joined(symbol_of, term - needed_factors): number})
+        return polynomial
 
     # Gradients
 

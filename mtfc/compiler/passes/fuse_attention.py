@@ -152,25 +152,25 @@ def sorted_out(scope: BodyScope, options: FusionOptions) -> tuple[list[Attention
     return found, refused
 
 
-def _replaced(function: Function, found: Sequence[Attention]) -> Function:
+def _replaced(function: Function, attentions: Sequence[Attention]) -> Function:
     """Return a function with attention, and its gradients, as ops."""
     names, same = names_of(function), Substitution()
     before: dict[Equation, list[Equation]] = {}
     after: dict[Equation, list[Equation]] = {}
-    gone = set[Equation]()
-    for each in found:
+    replaced = set[Equation]()
+    for each in attentions:
         attention = each.equations(names)
         if each.last is not None:
-            gone.add(each.last)
+            replaced.add(each.last)
         after[each.last or each.exponential] = attention
         if each.gradients is not None:
             first = next(eqn for eqn in function.body if eqn in {sink.eqn for sink in each.gradients.sinks})
             before[first] = each.gradient_equations(names, attention, same)
-            gone |= {sink.eqn for sink in each.gradients.sinks}
+            replaced |= {sink.eqn for sink in each.gradients.sinks}
     body = [
         same.equation(new)
         for eqn in function.body
-        for new in (*before.get(eqn, ()), *([] if eqn in gone else [eqn]), *after.get(eqn, ()))
+        for new in (*before.get(eqn, ()), *([] if eqn in replaced else [eqn]), *after.get(eqn, ()))
     ]
     return live_only(same.function(function, in_order(body)))
 
@@ -271,17 +271,17 @@ class Attention(AttentionParts):
         for op, factor in self.factors:
             q = build(op, q, build.cast(factor, dtype))
         biases = [x if is_added else build("neg", x) for x, is_added in self.biases]
-        others = [x if counts else build("not", x) for x, counts in masks.others]
-        roles = ["bias"] * len(biases) + ["mask"] * len(others)
+        masks_of_values = [x if counts else build("not", x) for x, counts in masks.others]
+        roles = ["bias"] * len(biases) + ["mask"] * len(masks_of_values)
         roles += ["same_ids" if same else "ids" for _, _, same in masks.ids]
-        kept = [] if self.dropout is None else [self.dropout.keeps(build)]
-        roles += ["keep"] * len(kept)
+        dropout_masks = [] if self.dropout is None else [self.dropout.keeps(build)]
+        roles += ["keep"] * len(dropout_masks)
         limits = {"low": masks.low, "high": masks.high, "cap": self.cap}
         result, *_ = build.several(
             "attention",
-            *(q, k, v, *biases, *others),
+            *(q, k, v, *biases, *masks_of_values),
             *(value for left, right, _ in masks.ids for value in (left, right)),
-            *kept,
+            *dropout_masks,
             names=("attention" if self.last is None else place.result.name, "largest", "total"),
             depth=reduced_dims(self.dot),
             memory=self.memory,

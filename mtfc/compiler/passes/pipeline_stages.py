@@ -405,10 +405,10 @@ class StageBody:
                 operand = with_stages(b, operand, stages)
             role = argument.role if dim in operand.type.dims or argument.role == "carried" else "invariant"
             loop.new[argument.value] = loop.argument(operand, role, argument.value.name, argument.span)
-        number, layer = loop.argument(self.micro, "invariant"), loop.layer
+        micro, layer = loop.argument(self.micro, "invariant"), loop.layer
         if tick is not None:
             loop.read_layers(tick, read)
-        inside = attrs.evolve(self, build=loop.inner, new=loop.new, micro=number)
+        inside = attrs.evolve(self, build=loop.inner, new=loop.new, micro=micro)
         inside.body(region.body)
         outputs = [inside._output(region, output) for output in region.outputs]
         if tick is not None:
@@ -417,8 +417,8 @@ class StageBody:
                 loop.given.append((b("range", dim=dim), Argument(layer, "sliced")))
         order = sorted(range(len(outputs)), key=lambda i: outputs[i].updates is None)
         loop.outputs = [outputs[i] for i in order]
-        made = loop.append(dim.name, attrs.evolve(eqn, attrs={**eqn.attrs, "dim": dim}))
-        results = [made.results[order.index(i)] for i in range(len(order))]
+        new_loop = loop.append(dim.name, attrs.evolve(eqn, attrs={**eqn.attrs, "dim": dim}))
+        results = [new_loop.results[order.index(i)] for i in range(len(order))]
         return [with_stages(b, each, stages) if stages in each.type.dims else each for each in results]
 
     def _output(self, region: Function, output: Output) -> Output:

@@ -58,8 +58,8 @@ class PipelinedLoop:
         """Compute before the loop what needs the whole batch and only invariant operands."""
         eqn = self.eqn
         region = region_of(eqn)
-        moved = before_loop(region, self.dims.batch)
-        if not moved:
+        moved_out = before_loop(region, self.dims.batch)
+        if not moved_out:
             return self
         outer = Substitution({a.value: o for o, a in pairs(eqn) if a.role == "invariant"})
         known = {a.value for a in region.arguments if a.role == "invariant"}
@@ -68,15 +68,15 @@ class PipelinedLoop:
                 known.update(each.results)
                 attributes: dict[str, Attr] = dict(each.attrs)
                 names = [value.name for value in each.results]
-                made = build.several(each.op, *outer.all(each.operands), names=names, **attributes)
-                for old, value in zip(each.results, made, strict=True):
+                new_values = build.several(each.op, *outer.all(each.operands), names=names, **attributes)
+                for old, value in zip(each.results, new_values, strict=True):
                     outer[old] = value
-        gone = {id(each) for each in moved}
-        values = [value for each in moved for value in each.results]
-        more = [Argument(value, "invariant") for value in values]
-        smaller = attrs.evolve(region, body=tuple(each for each in region.body if id(each) not in gone))
-        given = [*pairs(eqn), *zip(outer.all(values), more, strict=True)]
-        return attrs.evolve(self, eqn=with_operands(eqn, smaller, given))
+        moved_ids = {id(each) for each in moved_out}
+        values = [value for each in moved_out for value in each.results]
+        new_arguments = [Argument(value, "invariant") for value in values]
+        smaller = attrs.evolve(region, body=tuple(each for each in region.body if id(each) not in moved_ids))
+        loop_pairs = [*pairs(eqn), *zip(outer.all(values), new_arguments, strict=True)]
+        return attrs.evolve(self, eqn=with_operands(eqn, smaller, loop_pairs))
 
     # One tick
 
@@ -98,15 +98,15 @@ class PipelinedLoop:
         if made is not None and made.slots is not None:
             first = made.slots.first(tick, is_again=True)
             read = {a.value: first for v, a in pairs(self.eqn) if v in made.kept and a.role == "sliced"}
-        given = [
+        operands = [
             self._given(tick, v, a, handed, made if a.value in read else None) for v, a in pairs(self.eqn)
         ]
         kept = self._kept(tick, region)
-        found = body.loop(self.eqn, given, self.dims.inner, tick, kept, read)
+        loop_results = body.loop(self.eqn, operands, self.dims.inner, tick, kept, read)
         scope.build.span, scope.build.stage = self.eqn.span, self.eqn.stage
         updated = {argument.value.name: argument for argument in carried(region)}
         leaving = {}
-        for result, output, value in zip(self.eqn.results, region.outputs, found, strict=True):
+        for result, output, value in zip(self.eqn.results, region.outputs, loop_results, strict=True):
             carry = updated.get(output.updates or "")
             if output.name in kept:
                 scope.update(self._state(output.name), value)

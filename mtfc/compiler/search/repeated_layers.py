@@ -86,27 +86,27 @@ class RepeatedLayers:
     def _cut(cls, function: Function, found: Sequence[Run]) -> RepeatedLayers | None:
         """Return the layers if runs that use arguments are cut in the given order."""
         members = _Members(function)
-        direct = [members.aligned(run) for run in found if members.uses_arguments(run)]
-        others = [run for run in found if not members.uses_arguments(run)]
-        indirect = [members.aligned(run) for run in sorted(others, key=lambda run: run.start)]
-        runs = sorted((*direct, *indirect), key=lambda run: -run.period)
+        with_arguments = [members.aligned(run) for run in found if members.uses_arguments(run)]
+        without_arguments = [run for run in found if not members.uses_arguments(run)]
+        later_runs = [members.aligned(run) for run in sorted(without_arguments, key=lambda run: run.start)]
+        runs = sorted((*with_arguments, *later_runs), key=lambda run: -run.period)
         members.join_users(runs)
         common: list[Hashable] = []
         chosen: list[tuple[Run, list[Hashable]]] = []
         for run in runs:
-            own = [members.root_of((run, k)) for k in range(run.copies)]
-            both = [root for root in common or own if root in own]
-            if len({*own}) == len(own) and len(both) >= FEWEST:
-                common = both
-                chosen.append((run, own))
-        number = {root: i for i, root in enumerate(common)}
+            roots = [members.root_of((run, k)) for k in range(run.copies)]
+            shared = [root for root in common or roots if root in roots]
+            if len({*roots}) == len(roots) and len(shared) >= FEWEST:
+                common = shared
+                chosen.append((run, roots))
+        layer_of = {root: i for i, root in enumerate(common)}
         owners = {a.value: members.root_of(a.value) for a in function.arguments}
         return (
             cls(
                 function,
                 len(common),
-                tuple((run, tuple(number.get(root) for root in own)) for run, own in chosen),
-                {value: number[root] for value, root in owners.items() if root in number},
+                tuple((run, tuple(layer_of.get(root) for root in roots)) for run, roots in chosen),
+                {value: layer_of[root] for value, root in owners.items() if root in layer_of},
             )
             if chosen
             else None

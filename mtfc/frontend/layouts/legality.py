@@ -258,8 +258,8 @@ def _unknown_paths(
     """Yield E305 for rules for values that no model has. The first ones suggest a similar name."""
     if not declared.values or not facts:
         return
-    asked = [path for path in declared.paths if _unnumbered(path) not in left_out]
-    unknown = [path for path in asked if not any(each.of_path(path) for each in facts)]
+    paths = [path for path in declared.paths if _unnumbered(path) not in left_out]
+    unknown = [path for path in paths if not any(each.of_path(path) for each in facts)]
     known = {name for each in facts for name in (*each.by_path, *each.layout_targets)} if unknown else set()
     for number, path in enumerate(unknown):
         help = did_you_mean(path, known) if number < SUGGESTIONS else None

@@ -313,15 +313,15 @@ def _closure(groups: _Groups, own: Sequence[Equation]) -> tuple[tuple[Equation, 
 
 def _names(groups: _Groups, steps: Sequence[OperatorStep]) -> dict[int, str]:
     """Name each operator by the path of its last named equation, with a number if the name is taken: `h_2[3]`."""
-    found: dict[int, str] = {}
+    names: dict[int, str] = {}
     for group in sorted(groups.dims):
         equations = [eqn for step in steps if step.operator == group for eqn in step.equations]
         own = [eqn for eqn in equations if groups.group.get(eqn) == group]
         paths = [eqn.path for eqn in own if eqn.path]
         base, *indices = (paths[-1] if paths else own[-1].results[0].name).replace("]", "").split("[")
         at = f"[{', '.join(indices)}]" if indices else ""
-        number, taken = 1, found.values()
-        while (name := base + (f"_{number}" if number > 1 else "") + at) in taken:
+        number, names_in_use = 1, names.values()
+        while (name := base + (f"_{number}" if number > 1 else "") + at) in names_in_use:
             number += 1
-        found[group] = name
-    return found
+        names[group] = name
+    return names

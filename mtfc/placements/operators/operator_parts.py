@@ -316,18 +316,18 @@ class _Maker:
         """
         operands = []
         boxes = [self.box(each) for each in used]
-        for value, wanted in zip(eqn.operands, boxes, strict=True):
-            have = self.box(self.needs.values.get(value, {}))
-            operands.append(self.cut(self.values[value], have, wanted))
-        own = self.box(region)
-        changed = _attributes(eqn, own, boxes)
-        types = OPS[eqn.op].infer([value.type for value in operands], changed)
+        for value, needed_box in zip(eqn.operands, boxes, strict=True):
+            held_box = self.box(self.needs.values.get(value, {}))
+            operands.append(self.cut(self.values[value], held_box, needed_box))
+        result_box = self.box(region)
+        attributes = _attributes(eqn, result_box, boxes)
+        types = OPS[eqn.op].infer([value.type for value in operands], attributes)
         results = tuple(
             Value(self.builder.names.fresh(v.name), type) for v, type in zip(eqn.results, types, strict=True)
         )
-        made = attrs.evolve(eqn, operands=tuple(operands), results=results, attrs=changed)
-        self.builder.append(made)
-        self.sources[made] = (eqn, {dim: low for dim, (low, _) in own.items()})
+        part_eqn = attrs.evolve(eqn, operands=tuple(operands), results=results, attrs=attributes)
+        self.builder.append(part_eqn)
+        self.sources[part_eqn] = (eqn, {dim: low for dim, (low, _) in result_box.items()})
         self.values.update(zip(eqn.results, results, strict=True))
 
     def output(self, value: Value) -> Value:

@@ -337,21 +337,21 @@ def _if_it_runs(
     """Return the outputs of an iteration of a loop with `while`. If it does not run, carries stay and other outputs are 0."""
     region = region_of(eqn)
     going = {argument.value.name: argument.value for argument in carried(region)}
-    runs, found = before[region.arguments[0].value], dict[str, LazyValue]()
+    runs, chosen_outputs = before[region.arguments[0].value], dict[str, LazyValue]()
     for output in region.outputs:
         type = output.value.type
         if output.updates is not None:
-            stays = before[going[output.updates]]
+            otherwise = before[going[output.updates]]
         else:
             value = False if type.dtype == "bool" else 0
             attributes: dict[str, Attr] = {"dims": type.dims, "value": value, "dtype": type.dtype}
             zeros = Equation("full", (), (Value("zeros", type),), attributes, span=eqn.span, stage=eqn.stage)
-            stays = LazyResult(LazyEquation(builder, zeros, ()), 0)
-        operands = (runs, after[output.name], stays)
+            otherwise = LazyResult(LazyEquation(builder, zeros, ()), 0)
+        operands = (runs, after[output.name], otherwise)
         names, result = tuple(Value("x", each.type) for each in operands), Value(output.value.name, type)
         chosen = Equation("where", names, (result,), span=eqn.span, stage=eqn.stage)
-        found[output.name] = LazyResult(LazyEquation(builder, chosen, operands), 0)
-    return found
+        chosen_outputs[output.name] = LazyResult(LazyEquation(builder, chosen, operands), 0)
+    return chosen_outputs
 
 
 def _indexed(path: str | None, at: tuple[int, ...]) -> str | None:

@@ -87,27 +87,27 @@ def preceding(function: Function, routes: Sequence[SumRoute]) -> tuple[tuple[int
         starts[route.stops[0].value] |= 1 << i
         for eqn in route.needing:
             ends[eqn] |= 1 << i
-    known: dict[Value, int] = defaultdict(int)
+    sums_before: dict[Value, int] = defaultdict(int)
 
     def visit(body: Sequence[Equation], arisen: int) -> int:
         """Visit equations in order. A sum that a loop carries arises after its reader, in the iteration before."""
         for eqn in body:
-            found = ends.get(eqn, 0) & arisen
+            complete = ends.get(eqn, 0) & arisen
             for value in eqn.operands:
-                found |= known[value]
+                complete |= sums_before[value]
             if eqn.regions:
-                known.update((argument.value, known[value]) for value, argument in pairs(eqn))
+                sums_before.update((argument.value, sums_before[value]) for value, argument in pairs(eqn))
                 arisen = visit(region_of(eqn).body, arisen)
                 for output in region_of(eqn).outputs:
-                    found |= known[output.value]
+                    complete |= sums_before[output.value]
             for value in eqn.results:
-                known[value] = found
+                sums_before[value] = complete
                 arisen |= starts.get(value, 0)
         return arisen
 
     visit(function.body, 0)
-    before = [known[route.stops[0].value] for route in routes]
-    return tuple(_last(each, before) for each in before)
+    before_route = [sums_before[route.stops[0].value] for route in routes]
+    return tuple(_last(each, before_route) for each in before_route)
 
 
 def _last(some: int, before: Sequence[int]) -> tuple[int, ...]:

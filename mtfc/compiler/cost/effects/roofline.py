@@ -232,13 +232,13 @@ def kernel_bounds(
     body = tuple(eqn for eqn in function.body if eqn.regions or is_common(eqn))
     outputs = function.outputs if free is None else tuple(each for each in function.outputs if each.updates)
     fusion = fusion_of(attrs.evolve(function, body=body, outputs=outputs), SINGLE, device, whole=function)
-    known = {*fusion.makers, *(argument.value for argument in function.arguments)}
-    reads = _Reads(fusion, program.names, known, frozenset(stored), frozenset(free or ()))
+    read_values = {*fusion.makers, *(argument.value for argument in function.arguments)}
+    reads = _Reads(fusion, program.names, read_values, frozenset(stored), frozenset(free or ()))
 
     def bound(eqn: Equation, parts: _KernelParts, *completing: tuple[Value, _KernelParts]) -> KernelBound:
         arithmetic = attrs.evolve(parts.arithmetic, amount=parts.arithmetic.amount * trips)
-        others = tuple((value, each.seconds(device, trips)) for value, each in completing)
-        return KernelBound(eqn, arithmetic, parts.seconds(device, trips), others)
+        completions = tuple((value, each.seconds(device, trips)) for value, each in completing)
+        return KernelBound(eqn, arithmetic, parts.seconds(device, trips), completions)
 
     stays = {*stored, *(a.value for a in function.arguments if a.role in ("parameter", "input"))}
     for eqn in body:
@@ -257,8 +257,8 @@ def kernel_bounds(
     for eqn in function.body:
         is_replaced = not eqn.regions and is_binary(eqn) and not is_common(eqn)
         if is_replaced and OPS[eqn.op].flops is not no_flops:
-            found = (reads.operand(eqn, value) for value in dict.fromkeys(eqn.operands))
-            moved = tuple(each for each in found if each is not None)
+            operand_terms = (reads.operand(eqn, value) for value in dict.fromkeys(eqn.operands))
+            moved = tuple(each for each in operand_terms if each is not None)
             yield bound(eqn, attrs.evolve(_left_of(eqn, reads), moved=moved))
 
 

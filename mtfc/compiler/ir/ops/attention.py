@@ -295,12 +295,12 @@ def _evaluate(shard: Shard, *arrays: Any) -> tuple[Any, Any, Any]:
     each, eqn, np = _Evaluation(shard, arrays), shard.eqn, shard.np
     logits, dims = each.logits()[0], logits_dims(eqn)
     axes = tuple(dims.index(dim) for dim in MEMORY.of(eqn.attrs))
-    own = getattr(np, "attention_softmax", partial(softmax, np))
-    found, *numbers = own(logits, axes, PART.name in eqn.attrs)
-    result = each.dot((each.kept(found), dims), each.operand(2), eqn.results[0].type.dims)
-    rest = [dim.name for dim in dims if dim not in MEMORY.of(eqn.attrs)]
+    softmax_function = getattr(np, "attention_softmax", partial(softmax, np))
+    weights, *numbers = softmax_function(logits, axes, PART.name in eqn.attrs)
+    result = each.dot((each.kept(weights), dims), each.operand(2), eqn.results[0].type.dims)
+    row_dims = [dim.name for dim in dims if dim not in MEMORY.of(eqn.attrs)]
     largest, total = (
-        align(x.reshape(x.shape[: len(rest)]), rest, eqn.results[1].type.names) for x in numbers
+        align(x.reshape(x.shape[: len(row_dims)]), row_dims, eqn.results[1].type.names) for x in numbers
     )
     return result.astype(arrays[0].dtype), largest, total
 

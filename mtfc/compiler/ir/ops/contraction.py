@@ -179,16 +179,16 @@ def _check_groups(types: Sequence[TensorType], attributes: Attrs) -> None:
 def _check_dims(types: Sequence[TensorType], attributes: Attrs) -> None:
     """Raise `OpError` for a dimension that is neither of the rows nor of the groups, and not in two of x, y and the result."""
     x, y, groups = types
-    dims, known = RESULT_DIMS.of(attributes), _all_dims(types, attributes)
-    own = {*groups.dims, GROUP.of(attributes)}
+    dims, operand_dims = RESULT_DIMS.of(attributes), _all_dims(types, attributes)
+    group_dims = {*groups.dims, GROUP.of(attributes)}
     for dim in dims:
-        if dim not in known:
+        if dim not in operand_dims:
             raise OpError(f"no operand of the grouped dot has dimension `{dim.name}`")
-    for dim in (each for each in (*x.dims, *y.dims) if each not in own):
-        number = sum(dim in each for each in (x.dims, y.dims, dims))
-        if number == 1:
+    for dim in (each for each in (*x.dims, *y.dims) if each not in group_dims):
+        count = sum(dim in each for each in (x.dims, y.dims, dims))
+        if count == 1:
             raise OpError(f"only one operand has `{dim.name}`, and the result lacks it", "sum over it before")
-        if number == 3:
+        if count == 3:
             message = f"both operands and the result have `{dim.name}`, which is no dimension of the rows"
             raise OpError(message)
 

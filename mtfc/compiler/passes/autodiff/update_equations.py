@@ -215,19 +215,19 @@ def averages_of(
 ) -> Averages:
     """Append the averages of the new values of trained parameters. 16-bit parameters have averages in f32."""
     state = Argument(Value(builder.names.fresh("averaged_steps"), scalar("f32")), "state", builder.span)
-    kept = builder("mul", state.value, builder.constant(share, "f32"))
-    steps = builder("add", kept, builder.constant(1.0, "f32"), name=state.value.name)
+    decayed = builder("mul", state.value, builder.constant(share, "f32"))
+    steps = builder("add", decayed, builder.constant(1.0, "f32"), name=state.value.name)
     weight = builder("div", builder.constant(1.0, "f32"), steps)
-    found = Averages(state, [Output(state.value.name, steps, state.value.name)])
+    averages = Averages(state, [Output(state.value.name, steps, state.value.name)])
     names = {value.name for value in trained}
     for output in (each for each in outputs if each.updates in names):
         new = builder.wide(output.value)
         old = Value(builder.names.fresh(average_of(str(output.updates))), new.type)
         step = builder("mul", builder("sub", new, old), builder.cast(weight, new.type.dtype))
-        moved = builder("add", old, step, name=old.name)
-        found.outputs.append(Output(old.name, moved, old.name))
-        found.of[str(output.updates)] = Argument(old, "state", builder.span)
-    return found
+        new_average = builder("add", old, step, name=old.name)
+        averages.outputs.append(Output(old.name, new_average, old.name))
+        averages.of[str(output.updates)] = Argument(old, "state", builder.span)
+    return averages
 
 
 # Loss scaling

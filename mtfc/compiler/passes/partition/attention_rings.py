@@ -294,15 +294,15 @@ class RingBuilder:
         numbers = b("add", b("range", dim=hops), b.constant(1, "i32"))
         inner = Builder(Names(), b.span, b.stage)
         loop = NewLoop(b, inner, hops)
-        before = like(state, iter([loop.argument(value, "carried") for value in flat(state)]))
-        own = like(fixed, iter([loop.argument(value, "invariant") for value in flat(fixed)]))
-        others = [loop.argument(value, "invariant") for value in self._others()]
+        state_inside = like(state, iter([loop.argument(value, "carried") for value in flat(state)]))
+        fixed_inside = like(fixed, iter([loop.argument(value, "invariant") for value in flat(fixed)]))
+        other_operands = [loop.argument(value, "invariant") for value in self._others()]
         number = loop.argument(numbers, "sliced")
-        inside = attrs.evolve(self, build=inner, eqns=self._with_others(others))
-        sent = inside._shifted(inner, before[2])
-        after = inside._step(inner, own, inside._handed_on(inner, before), number)
-        after = *after[:2], sent, after[3]
-        for carry, value in zip(flat(before), flat(after), strict=True):
+        inside = attrs.evolve(self, build=inner, eqns=self._with_others(other_operands))
+        sent = inside._shifted(inner, state_inside[2])
+        next_state = inside._step(inner, fixed_inside, inside._handed_on(inner, state_inside), number)
+        next_state = *next_state[:2], sent, next_state[3]
+        for carry, value in zip(flat(state_inside), flat(next_state), strict=True):
             loop.outputs.append(Output(carry.name, value, carry.name))
         results = tuple(Value(b.names.fresh(value.name), value.type) for value in flat(state))
         loop.append(hops.name, plain_loop(hops, b), results)

@@ -150,8 +150,8 @@ class ValueNetwork:
 
     def _version(self, value: Value, source: _ValueSource, uses: Sequence[_ValueUse], times: int) -> None:
         """Add a version: the value as it is made, or a copy in the placement of its first use, which other uses share."""
-        first, *others = uses
-        needs = {int(i) for use in others for i in use.needed}
+        first, *other_uses = uses
+        needs = {int(i) for use in other_uses for i in use.needed}
         copies = np.array([i for i in np.unique(first.needed) if i in needs], np.intp)
         places, origin = source.placements, self.nodes[source.node]
         same = np.unique(source.made)
@@ -160,14 +160,14 @@ class ValueNetwork:
         number = self._node(value, options, memory)
         node = self.nodes[number]
         node.birth, node.death, node.shared = origin.birth, origin.death, len(same)
-        kept = np.where(source.made[:, None] == same, 0.0, np.inf)
-        moved = places.costs[np.ix_(source.made, copies)] * times
-        self._edge(source.node, number, np.concatenate([kept, moved], axis=1))
-        given = _ValueSource(number, places, same).costs(first) * times
-        taken = np.where(copies[:, None] == first.needed, 0.0, np.inf)
-        self._edge(number, first.node, np.concatenate([given, taken]))
+        costs_of_same = np.where(source.made[:, None] == same, 0.0, np.inf)
+        costs_of_copies = places.costs[np.ix_(source.made, copies)] * times
+        self._edge(source.node, number, np.concatenate([costs_of_same, costs_of_copies], axis=1))
+        first_use_of_same = _ValueSource(number, places, same).costs(first) * times
+        first_use_of_copies = np.where(copies[:, None] == first.needed, 0.0, np.inf)
+        self._edge(number, first.node, np.concatenate([first_use_of_same, first_use_of_copies]))
         version = _ValueSource(number, places, np.concatenate([same, copies]), len(copies))
-        for use in others:
+        for use in other_uses:
             self._needs(version, use, times)
 
 

@@ -418,20 +418,20 @@ class Loop:
         before, dropped = dict(self.expressions.values), dict(self.expressions.dropped)
         bound = self._bound(sources)
         self.rebound = {name: span for name, span in bound.items() if name in before or name in dropped}
-        needed = self._bound(sources, self.body.dead)
-        self._carry({name: span for name, span in needed.items() if name in before})
+        live_bound = self._bound(sources, self.body.dead)
+        self._carry({name: span for name, span in live_bound.items() if name in before})
         unused = self._unused(before | dropped)
         self._enter(sources)
         for statement in self.node.body:
             self._statement(statement)
-        after, self.expressions.values = self.expressions.values, before
-        outputs = self._outputs(after)
-        outputs = [*self._condition(before, after, outputs), *outputs]
+        values_after, self.expressions.values = self.expressions.values, before
+        outputs = self._outputs(values_after)
+        outputs = [*self._condition(before, values_after, outputs), *outputs]
         self._check_unused(unused)
         self._leave()
         results = self._equation(outputs)
         self.expressions.values |= {
-            **{name: results.get(name) if after[name] is not None else None for name in self.carried},
+            **{name: results.get(name) if values_after[name] is not None else None for name in self.carried},
             **{name: results.get(name) for name in self.yielded if name not in self.unused},
         }
         kept = {name: value for name, value in dropped.items() if name not in self.carried | self.yielded}
@@ -556,8 +556,8 @@ class Loop:
         self.expressions.values = {**before, **{name: after[name] for name in self.carried}}
         value = _truth(self.node.condition, self.expressions)
         self.expressions.values = before
-        names, own = Names(output.name for output in others), self.goes_on.name
-        yield Output(names.fresh(own), self.goes_on if value is None else value, updates=own)
+        names, carry_name = Names(output.name for output in others), self.goes_on.name
+        yield Output(names.fresh(carry_name), self.goes_on if value is None else value, updates=carry_name)
 
     def _unused(self, before: Mapping[str, Result]) -> dict[str, Carried]:
         """Return the variables that the loop would carry if something read them."""

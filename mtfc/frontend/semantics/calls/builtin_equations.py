@@ -256,15 +256,15 @@ def unstack(expressions: Expressions, site: Site, x: Operand, dim: Dim) -> Resul
         message = f"{count(names, 'name')} for the {dim.size} values along `{dim.name}`"
         expressions.scope.error("E218", message, site.span)
         return nothing
-    one, kept = _one(expressions, site), tuple(each for each in x.dims if each != dim)
-    found = list[Result]()
+    one, rest_dims = _one(expressions, site), tuple(each for each in x.dims if each != dim)
+    elements = list[Result]()
     for start, variable in zip(range(dim.size), site.variables, strict=False):
         part = expressions.emit(Site(site.span), "slice", x, source=dim, target=one, start=start, stride=1)
         if part is None:
             return nothing
         whole = Operand(part, site.span, x.shown)
-        found.append(expressions.emit(Site(site.span, variable), "reshape", whole, dims=kept))
-    return tuple(found)
+        elements.append(expressions.emit(Site(site.span, variable), "reshape", whole, dims=rest_dims))
+    return tuple(elements)
 
 
 def _in_order(expressions: Expressions, x: Operand, dims: Dims) -> Operand:
@@ -398,16 +398,16 @@ def _summed_alone(dims: Sequence[Sequence[Dim]], result: Sequence[Dim]) -> tuple
 
 def _scaled_by_sums(dims: Sequence[Sequence[Dim]], result: Sequence[Dim]) -> tuple[Dim, str, str] | None:
     """Find an operand without summed dimensions that shares a kept dimension with two operands that are summed together."""
-    for i, own in enumerate(dims):
+    for i, operand_dims in enumerate(dims):
         others = [each for j, each in enumerate(dims) if j != i]
-        if not set(own) <= set(result) or any(set(own) <= set(other) for other in others):
+        if not set(operand_dims) <= set(result) or any(set(operand_dims) <= set(other) for other in others):
             continue
-        for kept in own:
-            rest = [set(each) - set(result) for each in others if kept in each]
-            if any(a & b for j, a in enumerate(rest) for b in rest[:j]):
-                message = f"`{kept.name}` stays in the result, so nothing is summed over it"
-                help = f"two dots need two names: `rename(w, {kept.name} -> other)`; if a product is meant, write it with `*`"
-                return kept, message, help
+        for kept_dim in operand_dims:
+            summed = [set(each) - set(result) for each in others if kept_dim in each]
+            if any(a & b for j, a in enumerate(summed) for b in summed[:j]):
+                message = f"`{kept_dim.name}` stays in the result, so nothing is summed over it"
+                help = f"two dots need two names: `rename(w, {kept_dim.name} -> other)`; if a product is meant, write it with `*`"
+                return kept_dim, message, help
     return None
 
 
@@ -427,27 +427,27 @@ INDEPENDENT = "E425"
 def gradients(expressions: Expressions, site: Site, loss: Operand, values: Sequence[Operand]) -> Results:
     """Return the gradient of the loss for each value, which has the value's type: zeros where none reaches the value."""
     nothing: Results = (None,) * len(values)
-    wrong = [each for each in values if not _is_variable(expressions, each)]
-    if not _is_loss(expressions, loss) or wrong:
+    constants = [each for each in values if not _is_variable(expressions, each)]
+    if not _is_loss(expressions, loss) or constants:
         return nothing
     block, builder = expressions.block, expressions.builder
-    start, wanted, before = _here(block, loss), [_here(block, each) for each in values], tuple(block.body)
-    causes = needed_for((start,), before)
+    start, wanted, equations = _here(block, loss), [_here(block, each) for each in values], tuple(block.body)
+    causes = needed_for((start,), equations)
     if not _all_cause(expressions, loss, values, {start, *(v for eqn in causes for v in eqn.operands)}):
         return nothing
-    builder.grown.size += len(before) // NODES
+    builder.grown.size += len(equations) // NODES
     is_small = builder.grown.size + len(causes) <= LARGEST  # a gradient has more equations than its value
-    found = _differentiated(expressions, site, causes, start, wanted) if is_small else ()
-    builder.grown.size += sum(1 for _ in walk(tuple(block.body[len(before) :])))
+    results = _differentiated(expressions, site, causes, start, wanted) if is_small else ()
+    builder.grown.size += sum(1 for _ in walk(tuple(block.body[len(equations) :])))
     if not is_small or builder.grown.size > LARGEST:
         message = f"with these gradients, the program has more than {LARGEST:,} equations and calls"
         help = "each `gradients` of gradients makes several times as many equations"
         expressions.scope.error("E122", message, site.span, help=help)
-        block.body = list(before)
+        block.body = list(equations)
         return nothing
     return tuple(
         expressions.named(gradient, site.span, variable)
-        for gradient, variable in zip(found, site.variables, strict=False)
+        for gradient, variable in zip(results, site.variables, strict=False)
     )
 
 

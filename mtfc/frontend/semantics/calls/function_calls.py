@@ -503,16 +503,16 @@ class Bindings:
     def _bind(self, type: ast.Type, left: Dims, span: Span) -> None:
         """Bind the unbound generic dimensions of a type, and its `...`, to the remaining dimensions of the operand."""
         ends = unbound_around_rest(type, self)
-        before, after = ends
-        wanted = len(before) + len(after)
+        names_before, names_after = ends
+        named = len(names_before) + len(names_after)
         takes_more = has_rest(type) and self.rest is None
-        if len(left) < wanted or (len(left) > wanted and not takes_more):
-            raise Mismatch(_surplus(left, wanted))
-        end = len(left) - len(after)
-        for name, dim in (*zip(before, left, strict=False), *zip(after, left[end:], strict=True)):
+        if len(left) < named or (len(left) > named and not takes_more):
+            raise Mismatch(_surplus(left, named))
+        end = len(left) - len(names_after)
+        for name, dim in (*zip(names_before, left, strict=False), *zip(names_after, left[end:], strict=True)):
             self.dims[name.text] = dim, span
         if takes_more:
-            self.rest = left[len(before) : end], span
+            self.rest = left[len(names_before) : end], span
 
 
 def type_of(given: GivenArgument) -> ast.Type:
@@ -579,14 +579,14 @@ def binding_help(
     misplaced: the argument that is a dimension, None for those that are too many.
     """
     determined = {name.text for each in decl.args if each.type for name in names(each.type)}
-    own = {each.name.text for each in decl.args} | {each.generic.text for each in node.bindings}
-    wanted = [each.text for each in decl.generics if each.text not in determined | own]
+    bound_names = {each.name.text for each in decl.args} | {each.generic.text for each in node.bindings}
+    open_generics = [each.text for each in decl.generics if each.text not in determined | bound_names]
     given, extra = node.arguments[: len(decl.args)], node.arguments[len(decl.args) :]
     if misplaced is not None:
         given, extra = tuple(each for each in given if each is not misplaced), (misplaced,)
-    if len(extra) > len(wanted):
+    if len(extra) > len(open_generics):
         return None
-    call, declared = _with_bindings(node, list(zip(wanted, extra, strict=False)), given, scope)
+    call, declared = _with_bindings(node, list(zip(open_generics, extra, strict=False)), given, scope)
     return f"sizes are dimensions: write {call}{', with ' + declared if declared else ''}"
 
 

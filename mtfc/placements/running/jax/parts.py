@@ -154,8 +154,8 @@ def passes_of(
     """
     makers = {value: eqn for eqn in local.forward for value in eqn.results}
     results = tuple(local.gradients.values())
-    after = live_only(_function(name, (), local.backward, results)).body
-    again, needed = _read_again(local, after, makers)
+    backward_body = live_only(_function(name, (), local.backward, results)).body
+    again, needed = _read_again(local, backward_body, makers)
     stored = tuple(value for value in needed if value in makers and value not in made)
     used = {value for eqn in local.forward for value in eqn.operands} | {*made}
     forward = _function(name, [v for v in given if v in used], local.forward, (*made, *stored))
@@ -163,16 +163,16 @@ def passes_of(
         return forward, None
     read = (value for value in needed if value not in stored)
     arguments = (*read, *stored, *local.cotangents.values())
-    return forward, _function(name, arguments, (*again, *after), results)
+    return forward, _function(name, arguments, (*again, *backward_body), results)
 
 
 def _read_again(
     local: PartFunction, after: Sequence[Equation], makers: Mapping[Value, Equation]
 ) -> tuple[list[Equation], list[Value]]:
     """Return the equations that the backward pass repeats, in order, and the other values that it reads."""
-    own = {value for eqn in after for value in eqn.results} | {*local.cotangents.values()}
-    todo = [v for eqn in after for v in eqn.operands if v not in own]
-    todo += [value for value in local.gradients.values() if value not in own]
+    backward_values = {value for eqn in after for value in eqn.results} | {*local.cotangents.values()}
+    todo = [v for eqn in after for v in eqn.operands if v not in backward_values]
+    todo += [value for value in local.gradients.values() if value not in backward_values]
     again: set[Equation] = set()
     needed: dict[Value, None] = {}
     while todo:
@@ -183,8 +183,8 @@ def _read_again(
         elif eqn not in again:
             again.add(eqn)
             todo += eqn.operands
-    given = (value for value in local.values.values() if value not in makers)
-    ordered = [value for value in (*given, *makers) if value in needed]
+    part_arguments = (value for value in local.values.values() if value not in makers)
+    ordered = [value for value in (*part_arguments, *makers) if value in needed]
     return [eqn for eqn in local.forward if eqn in again], ordered
 
 

@@ -159,14 +159,14 @@ class PlacedRun:
         self, value: Value, wanted: Ends, device: int, turn: int
     ) -> tuple[str, list[tuple[int, Ends]]]:
         """Return a variable with a region of a value on a device, and the held pieces that its elements come from."""
-        held, found = self.held[value], list[HeldPiece]()
-        sources = sources_of(held, wanted, device, turn)
+        held_pieces, local_pieces = self.held[value], list[HeldPiece]()
+        sources = sources_of(held_pieces, wanted, device, turn)
         for number, region in sources:
-            piece = held[number]
+            piece = held_pieces[number]
             name = self.tasks.cut(piece.name, piece.ends, region)
             name = self.tasks.on(name, device, volume(region) * ITEM_BYTES[value.type.dtype])
-            found.append(HeldPiece(device, region, name))
-        return self.tasks.joined(device, wanted, found, short(value), adds=False), sources
+            local_pieces.append(HeldPiece(device, region, name))
+        return self.tasks.joined(device, wanted, local_pieces, short(value), adds=False), sources
 
     def _forward(self, step: OperatorStep) -> None:
         """Run the parts of a step's forward pass: gather what each part reads, call its function, and keep the pieces it
@@ -305,8 +305,8 @@ def sources_of(held: Sequence[HeldPiece], wanted: Ends, device: int, turn: int) 
         ends: next((i for i in group if held[i].device == device), group[turn % len(group)])
         for ends, group in alike.items()
     }
-    found = [(i, region) for ends, i in chosen.items() if (region := common(ends, wanted)) is not None]
-    if sum(volume(region) for _, region in found) == volume(wanted):
-        return found
-    one = next((i for i, region in found if region == wanted), None)
-    return [(one, wanted)] if one is not None else list(cells(chosen, wanted))
+    overlaps = [(i, region) for ends, i in chosen.items() if (region := common(ends, wanted)) is not None]
+    if sum(volume(region) for _, region in overlaps) == volume(wanted):
+        return overlaps
+    whole = next((i for i, region in overlaps if region == wanted), None)
+    return [(whole, wanted)] if whole is not None else list(cells(chosen, wanted))

@@ -98,18 +98,18 @@ class Piecewise:
         )
         for value, owner in self.joint.items():
             self.known[value] = self._total(value, owner)
-        more = [Output(value.name, value) for value in read if value not in self.joint]
-        part = self._part([*shared, *more], self.joint)
+        late_outputs = [Output(value.name, value) for value in read if value not in self.joint]
+        part = self._part([*shared, *late_outputs], self.joint)
         names = self._call(part, 0, part.name, {a.value: self._whole(a.value) for a in part.arguments})
-        found = {output.name: [name] for output, name in zip(shared, names, strict=False)}
+        variables_of = {output.name: [name] for output, name in zip(shared, names, strict=False)}
         self.known |= {output.value: name for output, name in zip(part.outputs, names, strict=True)}
         for owner, part in parts.items():
             for number, piece in enumerate(self.pieces[owner]):
                 for output, name in zip(
                     part.outputs, self._on_piece(part, owner, number, piece), strict=True
                 ):
-                    found.setdefault(output.name, []).append(name)
-        return found
+                    variables_of.setdefault(output.name, []).append(name)
+        return variables_of
 
     def _part(self, outputs: Iterable[Output], given: Iterable[Value]) -> Function:
         """Return the function from arguments and given values to some outputs."""
@@ -159,17 +159,17 @@ class Piecewise:
         read = {value for eqn in part.body for value in eqn.operands}
         arguments = tuple(argument for argument in part.arguments if argument.value in read)
         outputs = tuple(output for output in part.outputs if output.value not in known)
-        found = dict(known)
+        variables = dict(known)
         if outputs:
             sizes = [each.value.type.size * ITEM_BYTES[each.value.type.dtype] for each in arguments]
             given = [known[each.value] for each in arguments]
             operands = [self.tasks.on(each, device, n) for each, n in zip(given, sizes, strict=True)]
             doc = f"Compute {', '.join(output.name for output in outputs)}."
-            written = self.functions.add(Function(part.name, arguments, part.body, outputs), name, doc)
-            wanted = [short(Value(output.name, output.value.type)) for output in outputs]
-            names = self.tasks.call(device, written, operands, wanted)
-            found |= {output.value: each for output, each in zip(outputs, names, strict=True)}
-        return [found[output.value] for output in part.outputs]
+            part_function = self.functions.add(Function(part.name, arguments, part.body, outputs), name, doc)
+            result_names = [short(Value(output.name, output.value.type)) for output in outputs]
+            names = self.tasks.call(device, part_function, operands, result_names)
+            variables |= {output.value: each for output, each in zip(outputs, names, strict=True)}
+        return [variables[output.value] for output in part.outputs]
 
     def _whole(self, value: Value) -> str:
         """Return a variable with a number of all parameters, or an array that belongs to none."""
