@@ -103,7 +103,7 @@ def interpret(
 def values_of(
     body: Iterable[Equation], given: Mapping[Value, Array], evaluate: Evaluation, arrays: Any, longest: int
 ) -> dict[Value, Array]:
-    """Return given values and those that equations compute of them, without distribution.
+    """Return the given values, and all values that the equations compute, without distribution.
 
     arrays: NumPy, or its functions on other arrays. longest: the iterations after which a loop that only data ends is left.
     """

@@ -96,5 +96,5 @@ def progress_to(receiver: Progress) -> Iterator[None]:
 
 
 def report_progress(doing: str, cost: float | None = None, bound: float | None = None) -> None:
-    """Report the present activity of a search, and the best cost and bound so far where these are known."""
+    """Report the present activity of a search, with the best cost and the bound so far if they are known."""
     PROGRESS.get()(doing, cost, bound)

@@ -41,7 +41,7 @@ class Share:
         return self.ranges.get(name, ((0, count),))
 
     def rows(self, name: str, count: int) -> Any:
-        """Return the numbers of the rows of an input that the process holds, ascending; `count` is that of the global batch."""
+        """Return the numbers of an input's rows that the process holds, ascending. count: the rows of the global batch."""
         import numpy as np
 
         return np.concatenate([np.arange(start, stop) for start, stop in self.ranges_of(name, count)])

@@ -218,7 +218,7 @@ class ExactReference:
         return tuple(name for name in names if name not in program.states)
 
     def agrees(self, gradients: Arrays, draw: int, names: Sequence[str] | None = None) -> bool:
-        """Return True if the derivative along a random direction of all arguments, or some, is what their gradients say.
+        """Return True if the derivative along a random direction is the product of the gradients with that direction.
 
         A gradient may have elements without a meaning only if the outputs are computed from values without a meaning. The
         direction is 0 there.
@@ -327,7 +327,7 @@ def _random(field: PrimeField, shape: tuple[int, ...], *key: Any) -> Any:
 
 
 def compared(actual: ExactArray, expected: ExactArray) -> tuple[int, int]:
-    """Return the number of elements that differ, and of those that have no meaning on both sides.
+    """Return the number of elements that differ, and the number of elements that have no meaning on both sides.
 
     An infinity agrees with an element without a meaning. Infinity times a residue has a sign only if the residue is a small
     number, so the order of factors decides which of the two a program computes.
@@ -437,7 +437,7 @@ class Evaluation:
         return _moved(found, self.np.field) if has_trait(shard.eqn, "stop_gradient") else found
 
     def values(self, body: Iterable[Equation], given: Mapping[Value, ExactArray]) -> dict[Value, ExactArray]:
-        """Return given values and those that equations compute of them."""
+        """Return the given values, and all values that the equations compute."""
         return values_of(body, given, self, self.np, self.longest)
 
 

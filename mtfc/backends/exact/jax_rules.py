@@ -171,7 +171,7 @@ def _gather(run: Evaluator, eqn: Any, x: ExactArray, indices: ExactArray) -> Exa
 
 
 def _targets(eqn: Any, table: ExactArray, indices: ExactArray, updates: ExactArray) -> Any:
-    """Return the position in the table of each element of the updates, and -1 for those outside: a gather of positions."""
+    """Return for each element of the updates its position in the table, or -1 if it is outside: a gather of positions."""
     import jax
 
     numbers, window = (

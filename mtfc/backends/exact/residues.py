@@ -327,14 +327,14 @@ def without_specials(x: ExactArray) -> Array:
 
 
 def joined_tangents(rule: Callable[..., Array], *operands: ExactArray) -> Array | None:
-    """Return what a rule makes of the operands' tangents; None if there are none."""
+    """Return the tangent that a rule makes of the operands' tangents; None if no operand has one."""
     if all(x.tangent is None for x in operands):
         return None
     return rule(*map(tangent_of, operands))
 
 
 def combined(function: Callable[..., Array], *arrays: ExactArray) -> ExactArray:
-    """Return what a function makes of arrays by moving their elements, such as `np.where` with a given condition."""
+    """Return the array that a function makes by moving the elements of arrays, such as `np.where` with a given condition."""
     parts = [x.residues() for x in arrays] if any(x.is_residue for x in arrays) else arrays
     values, tangent = function(*(x.values for x in parts)), joined_tangents(function, *parts)
     shadow = None

@@ -51,7 +51,7 @@ class SmallSizes:
 
 
 def functions_of(program: Program) -> Iterator[Function]:
-    """Yield the functions of a program, and those of its training."""
+    """Yield the functions of a program, and the functions of its training."""
     yield from program.functions
     if program.training is not None:
         yield from (each.function for each in program.training.updates)
@@ -122,7 +122,7 @@ def _micro_batches(pipeline: Pipeline, mesh: Mesh, layout: Layout, axes: Mapping
 
 
 def _handed_on(program: Program, mesh: Mesh, layout: Layout) -> Iterator[tuple[str, Axes]]:
-    """Yield dimensions of what stages of pipelines hand on, with axes over which no rule splits them, but the pass may."""
+    """Yield the dimensions of values that stages of pipelines hand on, with axes that the pass may use though no rule does."""
     loops = [eqn for function in program.functions for eqn in walk(function.body) if eqn.regions]
     for each, eqn in product(layout.pipelines, loops):
         stages = layout.rules.get(each.loop)

@@ -49,7 +49,7 @@ TYPICAL = 2.0**20
 
 @frozen
 class DeviceKind:
-    """Equal devices. A single device has the name of its kind, one of several a number, too: `gpu[2]`.
+    """Equal devices. A single device is called by its kind; one of several devices has a number behind the kind: `gpu[2]`.
 
     is_server: True for parameter servers, which add up the gradients that several devices have of one parameter.
     """

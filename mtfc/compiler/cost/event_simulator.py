@@ -53,7 +53,10 @@ Timeline = Mapping[Id, Slot]
 
 
 class TaskGraph:
-    """Tasks by id, and for each task those that wait for it. Raises `ValueError` if an edge leads nowhere or to a smaller id."""
+    """Tasks by id. waiting: for each task, the tasks that wait for it.
+
+    Raises `ValueError` if an edge leads nowhere or to a smaller id.
+    """
 
     def __init__(self, tasks: Iterable[Task]) -> None:
         """Link tasks to the tasks that they wait for, which must have smaller ids."""

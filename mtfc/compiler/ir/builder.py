@@ -228,7 +228,7 @@ def fresh_copy(
 def needed_for(
     values: Iterable[Value], body: Sequence[Equation], stays: Callable[[Equation], bool] = lambda eqn: False
 ) -> tuple[Equation, ...]:
-    """Return the equations that values depend on, in order, and those that stay. Loops stay as they are."""
+    """Return the equations that some values depend on, in order, and the equations that must stay. Loops stay as they are."""
     needed = set(values)
     kept = []
     for eqn in reversed(body):

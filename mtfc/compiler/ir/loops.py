@@ -203,7 +203,7 @@ def by_role(given: Iterable[tuple[Value, Argument]]) -> list[tuple[Value, Argume
 
 
 def with_operands(loop: Equation, region: Function, given: Iterable[tuple[Value, Argument]]) -> Equation:
-    """Return the loop with these operands and arguments, in any order, and else with this region."""
+    """Return the loop with other operands and arguments, given in any order, and with another region."""
     ordered = by_role(given)
     whole = attrs.evolve(region, arguments=tuple(argument for _, argument in ordered))
     return attrs.evolve(loop, operands=tuple(operand for operand, _ in ordered), regions=(whole,))
@@ -312,7 +312,7 @@ def with_carries(
 
 
 def results_of(eqn: Equation, inside: set[Value]) -> list[Value]:
-    """Return the results of a loop whose values, or whose carries, are among those of the region."""
+    """Return the results of a loop whose values, or whose carries, are among the given values of the region."""
     names = {argument.value.name for argument in carried(region_of(eqn)) if argument.value in inside}
     return [result for result, o in outputs_of(eqn) if o.value in inside or o.updates in names]
 

@@ -416,7 +416,7 @@ class GradientMatch:
         )
 
     def _wanted(self) -> dict[int, tuple[Polynomial, Value]]:
-        """Return number of an operand -> what its gradient is the sum of, and the operand."""
+        """Return for each operand of attention, by number, the polynomial that its gradient is a sum of, and the operand."""
         forward = self.forward
         q, k = (forward.operands[i] for i in (0, 1))
         assert self.v is not None
@@ -443,7 +443,7 @@ class GradientMatch:
 
 
 def _combined(eqn: Equation, terms: Sequence[Polynomial]) -> Polynomial | None:
-    """Return the polynomial of an elementwise equation from those of its operands."""
+    """Return the polynomial of an elementwise equation from the polynomials of its operands."""
     if has_trait(eqn, "square"):
         return times(terms[0], terms[0])
     if has_trait(eqn, "negate"):

@@ -64,7 +64,7 @@ class _SumFactorer:
         return attrs.evolve(self.function, body=everything)
 
     def _behind(self, eqn: Equation | None) -> Iterator[Equation]:
-        """Yield the sums that have moved behind an equation, and those that have moved behind these."""
+        """Yield the sums that have moved behind an equation, and then the sums that have moved behind these sums."""
         for each in self.early.get(eqn, ()):
             yield each
             yield from self._behind(each)

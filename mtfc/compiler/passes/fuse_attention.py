@@ -176,7 +176,9 @@ def _replaced(function: Function, attentions: Sequence[Attention]) -> Function:
 
 
 def in_order(body: Sequence[Equation]) -> list[Equation]:
-    """Return equations such that each stands behind those that define its operands, else in the given order."""
+    """Return equations in an order in which each one stands behind the equations that define its operands, else in the given
+    order.
+    """
     makers = {value: eqn for eqn in body for value in eqn.results}
     placed, work, found = set[int](), [*reversed(body)], list[Equation]()
     while work:
@@ -381,14 +383,14 @@ class Match:
         return attrs.evolve(found, dropout=dropout, gradients=gradients)
 
     def _readers(self, value: Value) -> list[Equation | None]:
-        """Return the equations that read a value, or what only repeats it; None for each output."""
+        """Return the equations that read a value, or that read a repetition of the value; None for each output."""
         found: list[Equation | None] = []
         for eqn in self.readers.get(value, ()):
             found += self._readers(eqn.result) if eqn is not None and repeats(eqn) else [eqn]
         return found
 
     def _only(self, value: Value, what: str, *wanted: Equation) -> None:
-        """Note that anything but these equations must no longer read a value."""
+        """Note that the fusion is only right if no other equation reads a value."""
         self.uses.extend((what, eqn) for eqn in self._readers(value) if eqn not in wanted)
 
     def _comes_from_dot(self, value: Value) -> bool:
@@ -405,7 +407,7 @@ class Match:
     def _reductions(
         self, value: Value, dims: Sequence[Dim] = (), changes: tuple[Trait, ...] = CHANGES
     ) -> Iterator[Equation]:
-        """Yield the dots and sums of what masks and `changes` compute from a value, and has these dimensions."""
+        """Yield the dots and sums with these dimensions of values that masks and `changes` compute from a value."""
         work, seen = [value], set[Value]()
         while work:
             for eqn in filter(None, self._readers(work.pop())):
@@ -466,7 +468,7 @@ class Match:
         return None, None, None, why
 
     def _dropped_mean(self, memory: tuple[Dim, ...], total: Value) -> Mean | None:
-        """Return what `_mean` does for weights that dropout changes before they are multiplied with values, and the dropout."""
+        """Return the mean of values whose weights pass a dropout first, as `_mean` does, and the dropout."""
         readers = filter(None, self._readers(self.exponential.result))
         weights = next((x.result for x in readers if self._divided(x, self.exponential.result, total)), None)
         if weights is None:

@@ -355,7 +355,11 @@ class _Kinds:
         return rule(eqn)
 
     def _f16_statistic(self, eqn: Equation) -> Kind | None:
-        """Follow statistics through all equations, and applied ones through those with smaller tensors."""
+        """Follow statistics through all equations.
+
+        A statistic that meets a larger tensor is applied to it; applied values go on only through equations with smaller
+        tensors.
+        """
         wide = [value for value in eqn.operands if value in self.found]
         narrow = [value for value in _floats(eqn) if value not in self.found]
         rank = len(eqn.result.type.dims)

@@ -160,7 +160,8 @@ class LoopPipeliner:
         )
 
     def _spread(self, axes: Axes, type: TensorType) -> tuple[Dim, Dim]:
-        """Return a dimension of what a stage hands on, and one that is split over all axes of which devices have the same.
+        """Return a dimension of a value that a stage hands on, and a new dimension, split over all axes along which devices
+        hold the same.
 
         So each byte is sent once from stage to stage, and gathered there. axes: those of stages and of micro-batches.
         """
@@ -256,7 +257,9 @@ class LoopPipeliner:
     def _pulled(
         self, early: Sequence[Item], middle: Sequence[Equation], batch: Dim, read: Readers
     ) -> tuple[list[Item], list[Equation]]:
-        """Take the equations with the batch that only the middle reads out of those before the loops; return both."""
+        """Take the equations that have the batch, and that only the middle reads, out of the equations before the loops;
+        return both.
+        """
         inside, pulled, rest = {id(eqn) for eqn in middle}, list[Equation](), list[Item]()
         for item in reversed(early):
             if (
@@ -322,11 +325,11 @@ def _sums_of(item: Item, batch: Dim) -> set[Value] | None:
 
 @attrs.frozen
 class RoundTrip:
-    """A loop, what stands between, and its backward loop, as one pipeline.
+    """A loop, the equations between, and its backward loop, as one pipeline.
 
-    sums: results of the middle that are sums over micro-batches. wanted: results of the middle that are read afterwards. ticks:
-    the name of the dimension of ticks. spread: a dimension along which the stages share the middle, and what stands for it there.
-    new: the values of the new function, once the operands of the loops are these.
+    sums: results of the middle that are sums over micro-batches. wanted: results of the middle that are read afterwards.
+    ticks: the name of the dimension of ticks. spread: a dimension along which the stages share the middle, and what stands
+    for it there. new: the values of the new function, once the operands of the loops are these.
     """
 
     forward: PipelinedLoop
@@ -431,7 +434,7 @@ class RoundTrip:
         return TensorType(type.dtype, self.forward.dims.one(type.dims))
 
     def _middle(self, scope: LoopScope, number: Value, leaving: Mapping[Value, Value]) -> dict[Value, Value]:
-        """Append what stands between the loops for the micro-batch that leaves, and return what enters the backward loop."""
+        """Append the equations between the loops for the micro-batch that leaves; return the operands of the backward loop."""
         build, dims = scope.build, self.forward.dims
         micro = dims.tick(scope, number, self.forward.reverse).leaving
         middle, new = self._shared
@@ -477,7 +480,7 @@ class RoundTrip:
         return build("rename", x, mapping=((dim, part),)) if dim in x.type.dims else x
 
     def _keep(self, scope: LoopScope, value: Value, found: Value, micro: Value) -> None:
-        """Add up what is a sum over micro-batches, and keep everything else for each of them."""
+        """Add up the results that are sums over micro-batches, and keep all other results by micro-batch."""
         if value in self.sums:
             scope.accumulate(f"{value.name}.middle", found)
         else:

@@ -215,7 +215,7 @@ class StageDims:
         return top("reshape", found, dims=(rounds.steps,))
 
     def of_steps(self, build: Builder, x: Value, reverse: bool) -> Value:
-        """Return what is kept of all steps by micro-batch and layer, and by chunk if there are several."""
+        """Return an array of all steps by micro-batch and layer, and by chunk if there are several chunks."""
         rounds, rest = self.rounds, (self.inner, *x.type.dims[1:])
         if rounds is None:
             return build("reshape", x, dims=(self.micro, *rest))
@@ -258,10 +258,10 @@ class Tick:
 
 @attrs.frozen
 class Slots:
-    """Places for what a stage keeps of its layers and of some micro-batches. dim: [slots, inner].
+    """Places in which a stage keeps values of its layers, for some micro-batches. dim: [slots, inner].
 
-    table: the slot of each step of the forward pass, which is its number without a table. again: the slot that each step of the
-    backward pass reads, if this is another one.
+    table: the slot of each step of the forward pass, which is its number without a table. again: the slot that each step of
+    the backward pass reads, if this is another one.
     """
 
     dim: Dim
@@ -559,7 +559,10 @@ class LoopScope:
         return value if self.around is None else self.inside(self.around.of_top(value))
 
     def state(self, name: str, type: TensorType | None = None) -> Value:
-        """Return what the loops carry under a name, which starts as zeros of a type. An earlier loop has given it without one."""
+        """Return the value that the loops carry under a name, which starts as zeros of a type.
+
+        Without a type, an earlier loop has begun it.
+        """
         if name not in self.states:
             if self.around is None:
                 assert type is not None, f"no loop carries {name}"
@@ -574,7 +577,7 @@ class LoopScope:
         self.states[name] = self.build.ordered(value, self.states[name].type.dims)
 
     def accumulate(self, name: str, term: Value) -> None:
-        """Add a term to what the loops carry under a name. A sum of 16-bit terms is f32."""
+        """Add a term to the value that the loops carry under a name. A sum of 16-bit terms is f32."""
         held = self.state(name, wide_type(term.type))
         self.update(name, self.build("add", held, self.build.cast(term, held.type.dtype)))
 

@@ -123,7 +123,7 @@ class PipelinedLoop:
         return f"{name}.{self.name}" if self.name else name
 
     def _kept(self, tick: Tick, region: Function) -> dict[str, Held]:
-        """Return where the loop keeps what it yields: sums of all micro-batches, and what has the batch."""
+        """Return where the loop keeps its outputs: sums of all micro-batches, and values with the batch."""
         dims, scope, found = self.dims, tick.scope, dict[str, Held]()
         for result, output in outputs_of(self.eqn):
             type, name = output.value.type, self._state(output.name)
@@ -235,7 +235,7 @@ class PipelinedLoop:
             scope.update(name, build("where", build("and", tick.last, is_first), value, held))
 
     def _same(self, tick: Tick, output: Output, value: Value) -> None:
-        """Keep what the first micro-batch yields, as all yield the same."""
+        """Keep the output of the first micro-batch, as all micro-batches yield the same."""
         scope, dims, type = tick.scope, self.dims, value.type
         build = scope.build
         name = self._state(output.name)

@@ -39,7 +39,7 @@ class UnrollLoops(Pass):
 
 
 def unrolled(function: Function, most: int) -> Function:
-    """Return a function whose loops run at most so many iterations at once."""
+    """Return a function whose loops run at most `most` iterations at once."""
     body = (_unrolled(eqn, most) if eqn.regions else eqn for eqn in function.body)
     return attrs.evolve(function, body=tuple(body))
 

@@ -94,7 +94,8 @@ def forms_of(device: Device, function: Function) -> tuple[Forms, ...]:
 
 @attrs.frozen
 class FormsSearch:
-    """A search for the forms of layouts. forms: those that are tried. until: its end, a time of `process_time`.
+    """A search for the forms of layouts. forms: the forms that are tried. until: the end of the search, a time of
+    `process_time`.
 
     given: layouts with forms that are tried, too. prices: those of layouts without forms.
     """

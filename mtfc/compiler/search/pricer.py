@@ -175,7 +175,7 @@ class LayersPricer:
 
     @property
     def share(self) -> float:
-        """The equations of both programs, as a share of those of the model."""
+        """The equations of both programs, as a share of the equations of the model."""
         sizes = [len(each.program.functions[0].body) for each in (self.shorter, self.longer)]
         layer = sizes[1] - sizes[0]
         return sum(sizes) / (sizes[0] + self.number * layer)
@@ -208,6 +208,6 @@ class LayersPricer:
 
 
 def _extrapolated(a: Price, b: Price, number: int) -> Price:
-    """Return the price of a model with some layers, from those without layers and with one."""
+    """Return the price of a model with some layers, from the prices without layers and with one layer."""
     pairs = zip(attrs.astuple(a), attrs.astuple(b), strict=True)
     return Price(*(x if x == y else x + number * (y - x) for x, y in pairs))

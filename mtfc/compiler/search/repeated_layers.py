@@ -183,10 +183,10 @@ class _Members:
         return any(not self._arguments.isdisjoint(self._function.body[i].operands) for i in run.equations)
 
     def aligned(self, run: Run) -> Run:
-        """Return the run with its copies cut between layers, and join each copy with what it alone uses.
+        """Return the run with its copies cut between layers, and join each copy with the values that it alone uses.
 
-        It uses arguments, and what copies of other runs have made, but for what these hand on themselves. A cut between layers is
-        where the fewest values are alive that a copy makes or alone uses.
+        It uses arguments, and what copies of other runs have made, but for what these hand on themselves. A cut between
+        layers is where the fewest values are alive that a copy makes or alone uses.
         """
         own, cuts = self._cuts(run)
         shift = int(np.argmin(cuts))
@@ -281,7 +281,7 @@ def _handed_on(function: Function, run: Run) -> dict[tuple[int, int], tuple[int,
 
 
 def _runs(tokens: NDArray[np.int64]) -> list[Run]:
-    """Return runs that do not overlap, those of the most equations first."""
+    """Return runs that do not overlap; runs of more equations go first."""
     found: list[Run] = []
     for period in _periods(tokens):
         same = np.concatenate([[False], tokens[:-period] == tokens[period:], [False]])

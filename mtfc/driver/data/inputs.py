@@ -480,7 +480,7 @@ def _report_prefix(moved: Mapping[str, str], declared: Mapping[str, Parameter], 
 
 
 def _heads(name: str, other: str) -> tuple[str, str]:
-    """Return what stands before the components that two names have in common at their ends, each with a last dot."""
+    """Return the beginnings of two names, before the components that both have at their ends. Each ends with a dot."""
     left, right = name.split("."), other.split(".")
     while left and right and left[-1] == right[-1]:
         del left[-1], right[-1]

@@ -505,7 +505,9 @@ def _longest(imported: Imported) -> int:
 
 
 def _differences(actual: ExactArray, expected: Any) -> tuple[int, int]:
-    """Return the number of elements that differ, and of those that are not judged, as they have no meaning over the field."""
+    """Return the number of elements that differ, and the number of elements without a meaning over the field, which are not
+    judged.
+    """
     if not isinstance(expected, ExactArray):
         expected = measured(actual.field, np.asarray(without_key(expected)))
     if not expected.is_float:

@@ -239,7 +239,7 @@ class UserSink(Sink):
 
 @attrs.define
 class Lines(Sink):
-    """Some of the steps as lines of text: those with an evaluation, the first, the last, and one of `every` steps."""
+    """Some of the steps as lines of text: steps with an evaluation, the first step, the last, and one of `every` steps."""
 
     to: TextIO
     total: int

@@ -36,10 +36,10 @@ def _variables(body: Body) -> Iterator[Var]:
 
 @attrs.define
 class _Counts:
-    """Facts about arrays of indices. numbers: those of new variables.
+    """Facts about arrays of indices. numbers: the numbers of new variables.
 
-    axis: array -> the axis along which its elements are 0, 1, 2 and so on, alike along others. false: arrays of truth values of
-    which none is true. columns: array -> the columns that it joins along its last axis.
+    axis: array -> the axis along which its elements are 0, 1, 2 and so on, alike along others. false: arrays of truth values
+    of which none is true. columns: array -> the columns that it joins along its last axis.
     """
 
     numbers: Iterator[int]

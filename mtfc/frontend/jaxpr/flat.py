@@ -469,7 +469,7 @@ class Flattener:
         return [*results]
 
     def _goes_on(self, loop: WhileLoop, given: Sequence[Operand | Empty]) -> Operand:
-        """Return a loop's condition: of several truth values, if one of them is true."""
+        """Return a loop's condition. Of several truth values, one must be true."""
         import jax
 
         (found,) = _with_elements(self._applied(loop.condition, given))
@@ -556,7 +556,7 @@ class Flattener:
     def _barrier(
         self, operands: tuple[Operand | Empty, ...], is_apart: Sequence[bool]
     ) -> tuple[Operand | Empty, ...]:
-        """Return the operands of a computation, and new variables for those that must be arrays of their own."""
+        """Return the operands of a computation, with new variables for the operands that must be arrays of their own."""
         copies: dict[Operand, Var] = {}
         for x, is_own in zip(operands, is_apart, strict=True):
             if isinstance(x, Var) and is_own:

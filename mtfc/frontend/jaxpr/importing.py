@@ -418,7 +418,7 @@ class Work:
 
 
 def work_of(body: Iterable[Equation]) -> Iterator[tuple[Equation, Work]]:
-    """Yield equations with their work, those of loops with that of all iterations."""
+    """Yield equations with their work. Equations in loops count for all iterations."""
     for eqn, times in executed(body):
         if not eqn.regions:
             flops = OPS[eqn.op].flops(eqn, UNDISTRIBUTED)
@@ -493,7 +493,7 @@ def update_results(steps: Sequence[AppliedPrimitive], outputs: Sequence[Operand]
 
 
 def _ancestors(body: Sequence[Equation], values: Iterable[Value]) -> set[Value]:
-    """Return all values that some values are computed from, and these values."""
+    """Return some values, and all values that they are computed from."""
     wanted = set(values)
     return wanted.union(*((*eqn.operands, *eqn.results) for eqn in needed_for(wanted, body)))
 
@@ -504,11 +504,11 @@ def _with_role(argument: Argument, needed: set[Value], replaced: Iterable[str]) 
 
 
 def _by_output(body: Sequence[Equation], outputs: Iterable[Output]) -> tuple[Equation, ...]:
-    """Return the equations, those of the update last and in groups.
+    """Return the equations in order; the equations of the update come last and in groups.
 
-    A group has the equations that an output needs, and after them the last equations whose operands are then there. An optimizer
-    of optax computes each of its quantities for all parameters before the next one. In that order all would be in memory at the
-    same time.
+    A group has the equations that an output needs, and after them the last equations whose operands are then there. An
+    optimizer of optax computes each of its quantities for all parameters before the next one. In that order all would be in
+    memory at the same time.
     """
     place = {eqn: i for i, eqn in enumerate(body)}
     updates = {value: eqn for eqn in body if eqn.stage == "update" for value in eqn.results}
@@ -533,7 +533,7 @@ def _by_output(body: Sequence[Equation], outputs: Iterable[Output]) -> tuple[Equ
 
 
 def _staged(body: tuple[Equation, ...], plain: Iterable[Output]) -> Iterable[Equation]:
-    """Yield the equations; those that neither outputs nor gradients need belong to the update."""
+    """Yield the equations. Equations that neither outputs nor gradients need belong to the update."""
     gradients = [value for eqn in body if eqn.stage == "backward" for value in eqn.results]
     needed = _ancestors(body, [*gradients, *(output.value for output in plain)])
     for eqn in body:

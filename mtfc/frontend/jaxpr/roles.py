@@ -135,7 +135,7 @@ class RoleFinder:
                 READERS[step.primitive](self, step)
 
     def _pass(self, x: Operand, y: Var, moves: bool = True, is_exp: bool = False) -> None:
-        """Let an array be made of what another one is made of."""
+        """Let an array be made of the arguments that another array is made of."""
         if moves and x in self.sources:
             self.sources.setdefault(y, self.sources[x])
         if x in self.ids and y.dtype[0] in "iu":

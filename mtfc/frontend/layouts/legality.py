@@ -147,7 +147,7 @@ def _not_injective(
     declared: DeclaredLayout,
     reported: set[tuple[Span, ...]],
 ) -> Iterator[Diagnostic]:
-    """Yield E301. What a pipeline yields for each layer and the whole batch is split by only one of the two rules."""
+    """Yield E301. A value that a pipeline yields for each layer and the whole batch is split by only one of the two rules."""
     clashes: dict[tuple[str, Span, Span], tuple[DeclaredRule, DeclaredRule, list[Tensor]]] = {}
     dropped = [{each.pipeline.loop, each.pipeline.batch} for each in declared.pipelines]
     for names, alike in shapes.items():
@@ -416,7 +416,7 @@ class _Check:
                 yield from self.conflicts(eqn)
 
     def _rules(self, eqn: Equation, reduced: Iterable[Dim]) -> dict[str, DeclaredRule]:
-        """Return the rules of an equation: those for its first result, and those for the `reduced` dimensions."""
+        """Return the rules of an equation: the rules for its first result, and the rules for the `reduced` dimensions."""
         result = eqn.results[0]
         own = self._section(result)
         kept = {name: own[name] for name in result.type.names if name in own}

@@ -65,7 +65,7 @@ def halos_of(program: CommonProgram, function: Function, shards: int, trips: int
 
 @attrs.frozen(eq=False)
 class _HaloFinder:
-    """Finds the halos of one function. keys: numbers of partitioned equations, the same for equal ones."""
+    """Finds the halos of one function. keys: a number for each kind of partitioned equation."""
 
     function: Function
     names: DimensionNames

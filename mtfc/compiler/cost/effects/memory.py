@@ -503,7 +503,7 @@ def _can_be_recomputed(eqn: Equation) -> bool:
 
 
 def merging_in(function: Function) -> set[Value]:
-    """Return the values, also those in loops, of two scalings in a row, of which one is an einsum.
+    """Return the results of two scalings in a row, also in loops, if one of the scalings is an einsum.
 
     An einsum by a scalar becomes a `mul` where its operand has the order of its dimensions. Then the two scalings become one.
     """

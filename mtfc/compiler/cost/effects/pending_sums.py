@@ -111,7 +111,10 @@ def preceding(function: Function, routes: Sequence[SumRoute]) -> tuple[tuple[int
 
 
 def _last(some: int, before: Sequence[int]) -> tuple[int, ...]:
-    """Return the numbers in a set, without those that come before others of the set."""
+    """Return the numbers of the routes in a set whose sums are not complete before another sum of the set arises.
+
+    some: the set, as bits. before: for each route, the routes whose sums are complete before.
+    """
     numbers = [i for i in range(some.bit_length()) if some >> i & 1]
     earlier = 0
     for i in numbers:
@@ -139,7 +142,7 @@ def without_useless_stops(routes: Sequence[SumRoute], longer: Container[Value]) 
 
 
 def _thinned(route: SumRoute, needless: Container[Value]) -> SumRoute:
-    """Drop useless stops, but for those that cross dimensions for the first time."""
+    """Drop the useless stops of a route, except stops where the sum crosses dimensions for the first time."""
     kept: list[SumStop] = []
     for stop in route.stops:
         counts = stop.value not in needless

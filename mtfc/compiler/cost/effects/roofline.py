@@ -505,7 +505,7 @@ Placed = Sequence[Equation]
 
 
 class EquationTimes:
-    """The seconds of the equations of one function, also those in loops."""
+    """The seconds of the equations of one function, also of equations in loops."""
 
     def __init__(self, function: Function, mesh: Mesh, device: Device) -> None:
         """Find the kernels of a function.

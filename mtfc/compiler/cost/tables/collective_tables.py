@@ -142,7 +142,7 @@ class CollectiveTables:
         return found
 
     def completed(self, sizes: Sequence[int], size_alone: int = 0) -> Seconds:
-        """Return a lower bound on completing sums of these bytes in all: [code, size].
+        """Return a lower bound on the time to complete sums that have `sizes` bytes in all: [code, size].
 
         Small sums may travel with others; a sum of which a part is scattered, only if it has less than `size_alone` bytes.
         """

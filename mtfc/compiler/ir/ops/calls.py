@@ -99,7 +99,7 @@ def _flops(eqn: Equation, sizes: Sizes) -> Any:
 
 
 def _places(eqn: Equation) -> list[tuple[int, ...]]:
-    """Return the places in the mapped dimensions of those that each operand has."""
+    """Return for each operand the places that its dimensions have among the mapped ones."""
     mapped: tuple[Dim, ...] = MAPPED.of(eqn.attrs)
     return [tuple(i for i, dim in enumerate(mapped) if dim in value.type.dims) for value in eqn.operands]
 

@@ -58,7 +58,7 @@ def _infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
 
 
 def letters_of(dims: Iterable[Dim]) -> dict[Dim, str]:
-    """Return a letter for each dimension: the first free one of its name."""
+    """Return a letter for each dimension: the first letter of its name that is free."""
     letters: dict[Dim, str] = {}
     for dim in dims:
         candidates = (c for c in dim.name + ascii_letters if c in ascii_letters)

@@ -133,7 +133,7 @@ class Ring:
         return found
 
     def comes_before(self, b: Builder, hops: Value) -> Value:
-        """Return True for devices to which a block comes in so many hops whose front half is before theirs."""
+        """Return True on devices whose front half comes after the front half of the block that has come in `hops` hops."""
         own = self.index(b)
         home = b("sub", own, hops)
         wrapped = b("add", home, b.constant(self.shards, "i32"))
@@ -289,7 +289,10 @@ class RingBuilder:
         return *state[:3], self._shifted(b, state[3])
 
     def _hops(self, fixed: Tree, state: Tree, hops: Dim) -> Tree:
-        """Return the state after a loop over so many hops. Each sends the block on and attends to it at the same time."""
+        """Return the state after a loop over `hops` hops.
+
+        Each iteration sends the block on and attends to it at the same time.
+        """
         b = self.build
         numbers = b("add", b("range", dim=hops), b.constant(1, "i32"))
         inner = Builder(Names(), b.span, b.stage)
@@ -338,7 +341,7 @@ class RingBuilder:
         return (front, back), (hidden, none), sent, (of_front, of_back)
 
     def _step(self, b: Builder, fixed: Tree, state: Tree, hops: Value) -> Tree:
-        """Return the state after each device has attended to a block that has come in so many hops."""
+        """Return the state after each device has attended to the block that has come in `hops` hops."""
         rows, lost = fixed
         sums, hidden, columns, gradients = state
         if self.ring.low is None:

@@ -121,7 +121,10 @@ GatherKey = tuple[Axes, Axes, str, Stage]
 
 
 class GatherCombiner:
-    """Combines small all-gathers of a body whose operand or result is a parameter; `waiting` has those still to come."""
+    """Combines small all-gathers of a body whose operand or result is a parameter.
+
+    waiting: the all-gathers that have not run.
+    """
 
     def __init__(self, mesh: Mesh, max_bytes: int, parameters: set[Value]) -> None:
         """Start without all-gathers.
@@ -192,7 +195,8 @@ class Bucket:
 
 
 def patient(function: Function, mesh: Mesh) -> set[Equation]:
-    """Return the collectives of sums that only the update or results of the function use, and what rearranges their arrays.
+    """Return the collectives of sums that only the update or results of the function use, and equations that rearrange the
+    sums.
 
     They may be used through scalars and through further such equations.
     """

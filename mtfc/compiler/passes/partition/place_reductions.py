@@ -334,7 +334,7 @@ class CutProblem:
         self.through[result] = None
 
     def parts(self) -> Iterable[CutProblem]:
-        """Return the problems of values that do not depend on each other. They share what describes single values."""
+        """Return a problem for each group of values that depend on each other. The facts about single values are shared."""
         roots = self._roots()
         found: dict[Value, CutProblem] = {}
 

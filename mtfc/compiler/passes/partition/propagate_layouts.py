@@ -198,7 +198,8 @@ class LayoutPropagator:
         return needed_type(self.changed.get(use[0], use[0]), use[1])
 
     def _follow(self, eqn: Equation, uses: list[Use]) -> bool:
-        """Choose the cheapest of three layouts: the present one, that of all uses, and that of the only operand.
+        """Choose the cheapest of three layouts: the present layout, the layout of all uses, and the layout of the only
+        operand.
 
         Return True if it is another one than the present.
         """
@@ -236,7 +237,7 @@ class LayoutPropagator:
                 yield shown_layout(type)
 
     def _as_operand(self, eqn: Equation, operand: TensorType) -> TensorType:
-        """Return the type of the result if its dimensions are split as those of the operand that run along them."""
+        """Return the type of the result if each dimension is split as the operand's dimension that runs along it."""
         rule = OPS[eqn.op].layout_rule(eqn)
         pairs = zip(operand.names, operand.splits, strict=True)
         return eqn.result.type.split_by({rule.index.get(name, name) or "": axes for name, axes in pairs})

@@ -227,7 +227,7 @@ class AttentionSpreader:
 
 
 def _key(eqn: Equation) -> Hashable:
-    """Return what attention has in common with its gradients."""
+    """Return a key that attention and its gradients share."""
     own = {name: value for name, value in eqn.attrs.items() if name not in (PART.name, OPERAND.name)}
     return eqn.span, tuple(sorted(own.items())), tuple(value.type for value in eqn.operands[:3])
 

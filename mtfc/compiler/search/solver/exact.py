@@ -156,7 +156,7 @@ def _choices(network: ReducibleNetwork, program: _Program, found: Any) -> Intege
 
 
 def _violated(network: ReducibleNetwork, choices: Integers) -> Integers:
-    """Return the row with the largest excess in each stretch of violated rows; of these the worst."""
+    """Return the row with the largest excess in each stretch of violated rows: at most `MORE_ROWS`, the worst first."""
     used = [(i.start, i.end, i.usage[choices[node]]) for node in network.nodes for i in network.items[node]]
     starts, ends, usage = np.array(used, np.int64).reshape(-1, 3).T
     beyond = profile(starts, ends, usage, len(network.free)) - network.free

@@ -322,7 +322,7 @@ def _cheapest(network: ReducibleNetwork, node: int, total: Integers) -> Integers
 
 
 def fold_between(network: ReducibleNetwork, node: int) -> list[int]:
-    """Replace a node without memory between two others by an edge of those."""
+    """Replace a node without memory between two others by an edge between the other two."""
     if len(network.tables[node]) != 2 or network.items[node]:
         return []
     (first, to_first), (second, to_second) = network.tables[node].items()

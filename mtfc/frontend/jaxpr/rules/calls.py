@@ -267,7 +267,7 @@ def batch_axes(step: AppliedPrimitive) -> int:
 
 
 def _is_mapped(step: AppliedPrimitive, number: int) -> bool:
-    """Return True if the primitive, on arrays without so many axes, is what `jax.vmap` makes of it without one axis more."""
+    """Return True if `jax.vmap` makes this primitive, with its batch axes, from the same primitive with one axis less."""
     import jax
 
     def structs(first: int) -> list[Any]:

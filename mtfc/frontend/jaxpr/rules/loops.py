@@ -88,7 +88,9 @@ def emit(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
 
 
 def _dim(emitter: JaxprEmitter, step: AppliedPrimitive) -> Dim:
-    """Return the dimension of a loop: that of its stacks, unless arrays inside have it, too, or several stand for it."""
+    """Return the dimension of a loop: the one of its stacks, unless arrays inside have it too, or several dimensions stand
+    for it.
+    """
     (body,), (consts, carries) = step.bodies, _numbers(step)
     sliced = [
         step.axes(i)[0] for i, x in enumerate(step.operands) if i >= consts + carries and isinstance(x, Var)

@@ -236,7 +236,7 @@ def _pooling(op: str) -> PrimitiveRule:
 def _pooled(
     emitter: JaxprEmitter, step: AppliedPrimitive, value: Value, axes: Axes, fill: float
 ) -> tuple[Value, list[Dim], list[tuple[Dim, Axis]]]:
-    """Return the windows along all axes, the dimensions inside of windows, and those of the windows with their axes."""
+    """Return the windows along all axes, the dimensions inside of windows, and the dimensions of the windows with their axes."""
     rows, kernels = windows_of(step), list[Dim]()
 
     def kernel(n: int) -> Dim:
@@ -258,7 +258,7 @@ def _is_plain_selection(step: AppliedPrimitive) -> bool:
 
 
 def _link_selection(linker: Linker, step: AppliedPrimitive) -> None:
-    """Fit the source's axes without windows to those of the operand. Its others differ from all of these."""
+    """Fit the source's axes without windows to the operand's. The other axes of the source are new."""
     _, x = step.operands
     moved = {row[0] for row in windows_of(step)}
     linker.fit(step, 0, {j: a for j, a in enumerate(x.axes) if j not in moved}, x.axes)

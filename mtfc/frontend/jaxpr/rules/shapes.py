@@ -357,7 +357,9 @@ def _zero(dtype: str) -> bool | int | float:
 
 
 def _padded(emitter: JaxprEmitter, step: AppliedPrimitive, value: Value, number: bool | int | float) -> Value:
-    """Return the undo of `parts_of`: the value's axes become parts of larger ones, which have a number elsewhere."""
+    """Return a larger array, in which the value's axes become parts, and a number stands elsewhere: the reverse of
+    `parts_of`.
+    """
     (x, _), (result,), pads, made = step.operands, step.results, _pads(step), []
     if pads is None:
         return emitter.build.like(number, value)

@@ -78,9 +78,9 @@ class FunctionWriter:
                     held.setdefault(value, []).append(HeldPiece(piece.device, piece.ends, variable))
         for argument in placed.graph.function.arguments:
             if argument.role == "step":
-                counted = [step_variable, count, f"at({micro}, 0)"]
-                call = ("counted", counted) if step_variable else ("at", [0, 0])
-                held[argument.value] = [HeldPiece(0, (), self.tasks.apply(0, *call, ["number"])[0])]
+                counted: list[object] = [step_variable, count, f"at({micro}, 0)"]
+                function, given = ("counted", counted) if step_variable else ("at", [0, 0])
+                held[argument.value] = [HeldPiece(0, (), self.tasks.apply(0, function, given, ["number"])[0])]
         return PlacedRun(placed, self.tasks, held)
 
     def definition(self, name: str, signature: str, doc: str, returned: Mapping[str, Returned]) -> str:
