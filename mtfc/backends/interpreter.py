@@ -211,7 +211,7 @@ class _Execution:
         return tuple(distribute(array, value.type, self.mesh) for array, value in pairs)
 
     def _iterated(self, eqn: Equation, known: Known) -> tuple[Shards, ...]:
-        """Return a loop's results, by executing its region once for each index."""
+        """Return a loop's results, by executing its region once for each index. known: the values outside of the loop."""
         region, dim, observer = region_of(eqn), dim_of(eqn), self.observer
         state = {
             a.value: _placed(known[v], v.type.split_by(a.layout or {}, a.value.type.pending))
@@ -346,7 +346,10 @@ def _with_terms(eqn: Equation, arrays: Sequence[Array], shard: Shard, evaluate: 
 def _check_results(
     eqn: Equation, results: Sequence[Array], wanted: Sequence[tuple[tuple[int, ...], Any]]
 ) -> None:
-    """Raise `Disagreement` unless the results on a processor have the shapes and dtypes of their types."""
+    """Raise `Disagreement` unless the results on a processor have the shapes and dtypes of their types.
+
+    wanted: the shape and the dtype of each result.
+    """
     for result, value, (shape, dtype) in zip(results, eqn.results, wanted, strict=True):
         if result.shape != shape or result.dtype != dtype:
             raise Disagreement(

@@ -44,7 +44,7 @@ def watched() -> Iterator[Activities]:
 
 @contextmanager
 def doing(what: str) -> Iterator[None]:
-    """Name an activity while it goes on."""
+    """Name an activity while it goes on. what: the words that the user sees."""
     found = _WATCHED.get()
     if found is None:
         yield

@@ -160,7 +160,10 @@ class Graph(GraphWriter):
     def _written(
         self, made: GraphTensor, text: str, given: Sequence[GraphTensor] = (), in_loops: bool = False
     ) -> GraphTensor:
-        """Append the declaration of a variable, after it is checked. Return the variable."""
+        """Append the declaration of a variable, after it is checked. Return the variable. made: the variable.
+
+        given: the tensors that the text reads.
+        """
         self._check([text], given, in_loops)
         self._body.names.add(made.name)
         self.write(text)
@@ -348,7 +351,10 @@ class Graph(GraphWriter):
             self.write("}", _indent=self._depth())
 
     def _condition(self, made: Callable[[], GraphTensor] | None) -> str:
-        """Return the condition of a loop as text: a call of a function of the variables that it reads."""
+        """Return the condition of a loop as text: a call of a function of the variables that it reads.
+
+        made: the user's function, which is called once.
+        """
         if made is None:
             return ""
         if not callable(made):
@@ -397,7 +403,7 @@ class Graph(GraphWriter):
         name: str | None,
         sharing: str | None,
     ) -> Any:
-        """Append a call of a function of the model. Return its results."""
+        """Append a call of a function of the model. Return its results. made: the function of Python."""
         self._check_open()
         text, types = self._traced(made, getattr(made, "__name__", "function"), arguments, keywords)
         results = self._bound(f"{text}{self._named('as', name)}{self._named('sharing', sharing)}", types)
@@ -406,7 +412,10 @@ class Graph(GraphWriter):
     def _traced(
         self, made: Callable[..., Any], name: str, arguments: Sequence[Any], keywords: Mapping[str, Any]
     ) -> tuple[str, Sequence[TensorType]]:
-        """Write the statements of a function of Python as a function of the model. Return a call of it, and its types."""
+        """Write the statements of a function of Python as a function of the model. Return a call of it, and its types.
+
+        made: the function of Python.
+        """
         outer_body, body = self._body, GraphBody(made, self._body)
         if any(each.made is made for each in outer_body.outwards()):
             self.refuse(f"`{name}` calls itself: the statements of a function are written once")
@@ -433,7 +442,10 @@ class Graph(GraphWriter):
         return f"{written}({', '.join(map(self.text_of, body.given.values()))})", types
 
     def _function(self, wanted: str, key: Sequence[str], lines: list[str]) -> str:
-        """Return the name of the function with these statements, which is made if there is none. key: them without comments."""
+        """Return the name of the function with these statements, which is made if there is none. key: them without comments.
+
+        wanted: the name, if it is free.
+        """
         wanted = wanted if NAME.fullmatch(wanted) and wanted not in RESERVED else "function"
         text, name, number = "\n".join(key), wanted, 2
         while name in BUILTINS or self._functions.get(name, (text,))[0] != text:

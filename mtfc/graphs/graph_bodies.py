@@ -86,9 +86,10 @@ def check_statements(
     loops: Sequence[str] = (),
     returned: str = "checked__",
 ) -> StatementCheck:
-    """Check statements of a model. head: declarations before it. loops: the first lines of the loops around the last statement.
+    """Check statements of a model. head: declarations before it. loops: the first lines of the loops around the last
+    statement.
 
-    returned: the names of the values whose types are wanted.
+    returned: the names of the values whose types are wanted. given: the types of the values that are read.
     """
     body = [*lines[:-1], *(f"{each} {{" for each in loops), *lines[-1:], *("}" for _ in loops)]
     body += ["checked__ = zeros([])"] if returned == "checked__" else []

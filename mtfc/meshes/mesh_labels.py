@@ -130,7 +130,10 @@ class _Labelling:
         self.copied = known | self.slices.keys()
 
     def _first_readers(self, own: Mapping[Equation, int | None]) -> dict[Value, int]:
-        """Return the part of the first equation that reads an argument, before the update if there is one."""
+        """Return the part of the first equation that reads an argument, before the update if there is one.
+
+        own: the part of each equation's line.
+        """
         found = dict[Value, int]()
         for is_update in (False, True):
             for eqn in own:

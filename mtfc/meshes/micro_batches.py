@@ -45,7 +45,10 @@ def written_out(program: Program, function: Function) -> WrittenOut:
 def _append(
     builder: Builder, new: Substitution, loop: Equation, one: Dim, slices: dict[Value, Value]
 ) -> dict[Equation, int]:
-    """Append the iterations of a loop, and add to `slices`; return the number of the iteration of each equation."""
+    """Append the iterations of a loop, and add to `slices`; return the number of the iteration of each equation.
+
+    new: receives the results. one: a dimension of size 1. slices: slice -> the whole.
+    """
     iteration_of = dict[Equation, int]()
     carries: dict[str, Value] = {a.value.name: v for v, a in pairs(loop) if a.role == "carried"}
     for number in range(dim_of(loop).size):

@@ -293,7 +293,10 @@ class _Calls:
         return f"{head}\n{indent(''.join(f'{each},{chr(10)}' for each in given), '    ')})"
 
     def _read(self, name: str, wanted: MeshPlace) -> str:
-        """Return the text of a value where a segment needs it. A value that several segments need there is sent once."""
+        """Return the text of a value where a segment needs it. A value that several segments need there is sent once.
+
+        wanted: the place where the segment needs it.
+        """
         for number, each in enumerate(self.travels):
             if each.value == name and each.reader is not None and each.target.is_as(wanted):
                 self.reads.append(f"sent_{number}")

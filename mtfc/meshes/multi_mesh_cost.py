@@ -107,7 +107,10 @@ def travels(multi_mesh: MultiMeshProgram, function: CutFunction) -> Iterator[Tra
     def travel(
         name: str, wanted: MeshPlace, maker: int | None, found: MeshPlace, reader: int | None
     ) -> Travel:
-        """Return the travel of a value to the place where it is wanted. maker, reader: the segments at both ends."""
+        """Return the travel of a value to the place where it is wanted. maker, reader: the segments at both ends.
+
+        wanted, found: the places at both ends.
+        """
         mesh = multi_mesh.meshes[wanted.part]
         size = wanted.type.local_bytes(mesh) * mesh.devices
         return Travel(name, spans.get(name), found, wanted, size, maker, reader)

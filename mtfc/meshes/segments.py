@@ -175,7 +175,10 @@ class _Cut:
         read: Mapping[Value, set[int]],
         stored: Collection[str],
     ) -> Segment:
-        """Return a segment. last: value -> the segment that has it last. read: value -> the segments that read it."""
+        """Return a segment. last: value -> the segment that has it last. read: value -> the segments that read it.
+
+        number: that of the segment. part: its mesh. stored: the names of stored arrays.
+        """
         leaving = [output for output in self.function.outputs if last.get(output.value) == number]
         updating = {o.name: o for o in leaving if o.updates is not None and self._is_at_home(o, part)}
         handed_out = [value for value in self._results(body) if read.get(value, set()) - {number}]

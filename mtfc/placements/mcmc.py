@@ -181,7 +181,10 @@ class McmcSearch:
     def _changed(
         self, old: EvaluatedStrategy, changes: Mapping[int, Configuration], limit: float
     ) -> EvaluatedStrategy:
-        """Evaluate a strategy that differs from `old` in some operators."""
+        """Evaluate a strategy that differs from `old` in some operators.
+
+        limit: the seconds from which the strategy is of no use.
+        """
         if not self.settings.full or not changes:
             return self.evaluator.delta(old, changes, limit)
         strategy = tuple(changes.get(i, each) for i, each in enumerate(old.strategy))

@@ -75,7 +75,10 @@ class Effort:
         )
 
     def each(self, what: str, sizes: Iterable[int], measure: Callable[[int], Point]) -> list[Point]:
-        """Return the measurements by size, up to the first that takes longer than a run should."""
+        """Return the measurements by size, up to the first that takes longer than a run should.
+
+        what: the word for the measurements.
+        """
         found = []
         for size in sizes:
             with doing(f"measuring {what} of size {size}"):

@@ -47,7 +47,10 @@ class Share:
         return np.concatenate([np.arange(start, stop) for start, stop in self.ranges_of(name, count)])
 
     def local(self, name: str, index: slice, count: int) -> slice:
-        """Return the place of the rows `index` of the global batch in the array of this process, for one device's part."""
+        """Return the place of the rows `index` of the global batch in the array of this process, for one device's part.
+
+        count: the rows of the global batch.
+        """
         start, stop, _ = index.indices(count)
         before = 0
         for first, last in self.ranges_of(name, count):

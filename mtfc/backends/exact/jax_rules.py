@@ -43,7 +43,7 @@ class Evaluator(ABC):
     ) -> ExactArray:
         """Return the result of a primitive that moves elements of its first operands, as it moves their positions.
 
-        fill: the element at the position -1.
+        fill: the element at the position -1. data: the arrays whose elements move. others: the further operands.
         """
         starts = np.cumsum([0, *(x.size for x in data)])
         places = [

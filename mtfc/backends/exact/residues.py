@@ -426,9 +426,12 @@ RULES: dict[str, Callable[[ExactArray, ExactArray], ExactArray]] = {
 
 
 def _times_infinity(found: Array, a: ExactArray, b: ExactArray) -> Array:
-    """Return a product or quotient whose operands may be special. Infinity times a small number has a sign; others are poison.
+    """Return a product or quotient whose operands may be special. Infinity times a small number has a sign; others are
+    poison.
 
     The compiler may multiply the numbers of a text, such as a mean's 1 / n and a mask's -1e30.
+
+    found: the result as if no operand were special.
     """
     sign = _known_sign(a) * _known_sign(b)
     special = np.where(sign > 0, INFINITY, np.where(sign < 0, MINUS_INFINITY, POISON))
@@ -443,7 +446,10 @@ def _known_sign(x: ExactArray) -> Array:
 
 
 def _dot_of_specials(found: Array, a: ExactArray, b: ExactArray) -> Array:
-    """Return a dot some of whose products are special, each as `_times_infinity` says."""
+    """Return a dot some of whose products are special, each as `_times_infinity` says.
+
+    found: the result as if no operand were special.
+    """
     whole = [(_known_sign(x), (x.values < INFINITY).astype(np.float64)) for x in (a, b)]
     (left, left_plain), (right, right_plain) = whole
     special = a.shape[-1] - left_plain @ right_plain

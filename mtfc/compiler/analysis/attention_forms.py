@@ -254,7 +254,10 @@ def shared_dots(eqn: Equation, platform: str | None) -> float:
 
 @lru_cache(1024)
 def _visible_share(start: int, rows: int, keys: int, low: int | None, high: int | None, block: int) -> float:
-    """Return the share of the blocks of rows and keys in which a row minus its key is from `low` to `high`."""
+    """Return the share of the blocks of rows and keys in which a row minus its key is from `low` to `high`.
+
+    start: the position of the first row.
+    """
     found, columns = 0, -(-keys // block)
     for first in range(start, start + rows, block):
         last = columns - 1 if low is None else (first + block - 1 - low) // block

@@ -300,7 +300,7 @@ class _Tracer:
 
 
 def _walk(start: Value, following: Callable[[Value], Iterable[Value]]) -> Iterator[Value]:
-    """Yield each reachable value once, the nearest first."""
+    """Yield each reachable value once, the nearest first. following: returns the values after a value."""
     seen, queue = {start}, [start]
     for value in queue:
         yield value

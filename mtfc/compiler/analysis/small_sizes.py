@@ -247,7 +247,10 @@ class _Classes:
         return _Tie(self.of(source), first, last, ((stride, target),), 1)
 
     def _raise(self, name: str, wanted: int, first: int = 0, last: int | None = None) -> bool:
-        """Make a dimension longer between two cuts until it has `wanted` elements there. Return False if it cannot."""
+        """Make a dimension longer between two cuts until it has `wanted` elements there. Return False if it cannot.
+
+        first, last: the segments that may grow.
+        """
         lengths, marks = self.lengths[name], self.marks[name]
         places = range(first, len(lengths) if last is None else last)
         room = {i: marks[i + 1] - marks[i] for i in places}
@@ -416,7 +419,10 @@ def _numbers(
 
 
 def _shift(dim: Dim, by: int, size: int) -> int:
-    """Return a shift for a small dimension: as many turns around it, and as far into it in proportion."""
+    """Return a shift for a small dimension: as many turns around it, and as far into it in proportion.
+
+    by: the shift in the program. size: the small size.
+    """
     if abs(by) <= LITERAL:
         return by
     whole, rest = divmod(abs(by), dim.size)
@@ -425,7 +431,10 @@ def _shift(dim: Dim, by: int, size: int) -> int:
 
 
 def _position(number: int, ranges: set[str], classes: _Classes) -> int:
-    """Return an integer as a place along the shortest dimension whose positions the program computes with, or as it is."""
+    """Return an integer as a place along the shortest dimension whose positions the program computes with, or as it is.
+
+    ranges: the dimensions whose positions the program computes with.
+    """
     longer = [classes.dims[name] for name in ranges if classes.dims[name].size + 1 >= abs(number)]
     dim = min(longer, key=lambda each: each.size, default=None)
     if dim is None:

@@ -283,7 +283,10 @@ def _latest(ids: Iterable[Id], timeline: Timeline) -> Id:
 def _chain(
     last: Id, since: float, graph: TaskGraph, timeline: Timeline, before: Mapping[Id, Id]
 ) -> Iterator[tuple[int, float]]:
-    """Walk back from the task that ends a pause, along the tasks that made it late, to the start of the pause."""
+    """Walk back from the task that ends a pause, along the tasks that made it late, to the start of the pause.
+
+    last: the task that ends the pause. since: the start of the pause. before: task -> the task that made it late.
+    """
     id, until = last, timeline[last].end
     while until > since:
         slot = timeline[id]
@@ -296,7 +299,7 @@ def _chain(
 
 
 def _events(item: _Item, task: Task, start: float) -> Iterator[Event]:
-    """Yield the bars of a task in a timeline; for a loop also those of its first iteration."""
+    """Yield the bars of a task in a timeline; for a loop also those of its first iteration. start: when the task starts."""
     eqn = item.eqn
     span, name = eqn.span, eqn.path or eqn.op
     if item.inside is None:
@@ -369,7 +372,10 @@ class ParameterServers:
 
     @classmethod
     def of(cls, function: Function, topology: Topology, number: int) -> ParameterServers:
-        """Return the servers of a step. They replace the all-reduces whose results the update reads."""
+        """Return the servers of a step. They replace the all-reduces whose results the update reads.
+
+        number: the number of servers.
+        """
         read = {value for eqn in function.body if eqn.stage == "update" for value in eqn.operands}
         sums = (
             eqn for eqn in function.body if has_trait(eqn, "all_reduce") and not read.isdisjoint(eqn.results)

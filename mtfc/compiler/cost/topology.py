@@ -275,6 +275,8 @@ def lie_as_one(mesh: Mesh, hardware: Hardware, first: int) -> bool:
     """True if one axis can stand for an axis and the next: every group over both or neither then uses the same lanes.
 
     This is false on a torus, for example, where each of the two axes has a side to itself.
+
+    first: the number of the first of both axes.
     """
     (outer, size), (inner, times), *rest = mesh.axes[first:]
     one = Mesh(mesh.name, (*mesh.axes[:first], (outer, size * times), *rest))
@@ -366,7 +368,7 @@ class _Free:
 
     def _advance(self, size: int, rest: int) -> None:
         """Go on to the next lane if this one is full, and to the next side of a torus if only that has room for the whole
-        axis.
+        axis. size: the size of the present axis. rest: the part of it that is still to be laid out.
         """
         while self.at < len(self.lanes) - 1:
             room, next_room = self._room(self.at), self._room(self.at + 1)

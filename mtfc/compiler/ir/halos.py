@@ -126,7 +126,10 @@ def needed_range(
 
 
 def take_range(b: BlockRewriter, x: Value, needed: NeededRange, fill: float = 0) -> Part:
-    """Return the range of `x` that each block needs; beyond the ends lies `fill`."""
+    """Return the range of `x` that each block needs; beyond the ends lies `fill`.
+
+    needed: the range, relative to each block.
+    """
     s = needed.split
     x, dim = extend_blocks(b, b.cut(x, s), s, needed.left, needed.right, fill)
     start = needed.left + needed.first

@@ -189,7 +189,10 @@ class NewLoop:
         return value
 
     def append(self, name: str, like: Equation, results: Sequence[Value] = ()) -> Equation:
-        """Append the loop, whose region has this name, and return it: see `make_loop`."""
+        """Append the loop, whose region has this name, and return it: see `make_loop`.
+
+        like: a loop with the attributes of the new one.
+        """
         given = by_role(self.given)
         region = Function(name, tuple(a for _, a in given), tuple(self.inner.body), tuple(self.outputs))
         loop = make_loop(self.outer.names, fresh_copy(region), [v for v, _ in given], like, results)
@@ -301,7 +304,10 @@ def _types_error(eqn: Equation, region: Function, shown: Callable[[TensorType], 
 def with_carries(
     region: Function, start: set[Value], inside: Callable[[set[Value]], set[Value]]
 ) -> set[Value]:
-    """Return the values `inside` gives for arguments, with the carries that later iterations add to these arguments."""
+    """Return the values `inside` gives for arguments, with the carries that later iterations add to these arguments.
+
+    start: the arguments. inside: arguments -> values of the region.
+    """
     while True:
         found = inside(start)
         updated = {output.updates for output in region.outputs if output.value in found}

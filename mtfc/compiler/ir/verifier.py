@@ -339,7 +339,10 @@ def _types(values: Iterable[TensorType]) -> str:
 def _types_error(
     rule: str, gives: str, types: Callable[[], tuple[TensorType, ...]], found: tuple[TensorType, ...]
 ) -> str | None:
-    """Return what is wrong with the types that a rule gives to the results of an equation, or None."""
+    """Return what is wrong with the types that a rule gives to the results of an equation, or None.
+
+    rule: the name of the rule. gives: its verb in the message. found: the types of the results.
+    """
     try:
         known = types()
     except (OpError, PlacementError) as error:
@@ -420,7 +423,10 @@ class _FunctionCheck:
             raise self.wrong(f"{value} is not defined before its use", eqn)
 
     def end(self, node: Argument | Output, where: str, pending: bool) -> None:
-        """Check what arguments and outputs have in common: invariants 6, 8, 9 and 11. Reductions may be pending if `pending`."""
+        """Check what arguments and outputs have in common: invariants 6, 8, 9 and 11. Reductions may be pending if `pending`.
+
+        where: the place in the message.
+        """
         if node in self.equations.seen:
             return
         type, layout = node.value.type, node.layout

@@ -256,7 +256,10 @@ class GradientMatch:
             yield v, others[0] if others else None
 
     def _without_total(self, value: Value, own: set[Dim]) -> Value:
-        """Return a value without factors that the sum of the exponentials is part of."""
+        """Return a value without factors that the sum of the exponentials is part of.
+
+        own: the dims that the factors lack.
+        """
         value = self.scope.source(value)
         eqn = self.scope.makers.get(value)
         if eqn is None or not has_trait(eqn, "multiply", "divide"):
@@ -394,7 +397,7 @@ class GradientMatch:
     # Gradients
 
     def _sink(self, eqn: Equation, wanted: Mapping[int, tuple[Polynomial, Value]]) -> FoundGradient | None:
-        """Return the gradient that an equation computes, or None."""
+        """Return the gradient that an equation computes, or None. wanted: see `_wanted`."""
         if eqn.result == self.forward.total or eqn.result.type.dtype not in FLOATS:
             return None
         product = reduce(times, (self.polynomial(x) for x in eqn.operands))

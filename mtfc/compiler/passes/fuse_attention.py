@@ -104,6 +104,8 @@ def prepared(function: Function, program: Program, least: int) -> Function:
     """Return a function without copies, repetitions and detours around masks, if it may have attention.
 
     In a program that trains, casts that change nothing say which values stay wide, so these stay.
+
+    least: the fewest keys that are worth a fusion.
     """
     is_plain = program.training is None
     sums = (over(eqn) for eqn in walk(function.body) if has_trait(eqn, "sum"))
@@ -445,7 +447,10 @@ class Match:
         return next((x.result for x in sums if {*over(x)} == {*memory}), None)
 
     def _mean(self, memory: tuple[Dim, ...], total: Value) -> Mean:
-        """Return the equation of the weighted mean and the values that it is the mean of; or else why there is none."""
+        """Return the equation of the weighted mean and the values that it is the mean of; or else why there is none.
+
+        total: the sum of the exponentials.
+        """
         weights = self.exponential.result
         why, makers = Unfused("the weights are used otherwise, too"), self.scope.makers
         for eqn in filter(None, self._readers(weights)):
@@ -468,7 +473,10 @@ class Match:
         return None, None, None, why
 
     def _dropped_mean(self, memory: tuple[Dim, ...], total: Value) -> Mean | None:
-        """Return the mean of values whose weights pass a dropout first, as `_mean` does, and the dropout."""
+        """Return the mean of values whose weights pass a dropout first, as `_mean` does, and the dropout.
+
+        total: the sum of the exponentials.
+        """
         readers = filter(None, self._readers(self.exponential.result))
         weights = next((x.result for x in readers if self._divided(x, self.exponential.result, total)), None)
         if weights is None:
@@ -497,7 +505,10 @@ class Match:
     def _with_queries(
         self, logits: Value, memory: tuple[Dim, ...], total: Value, last: Equation | None, v: Value | None
     ) -> Attention:
-        """Return the attention, by the equations from the logits back to the dot of queries and keys."""
+        """Return the attention, by the equations from the logits back to the dot of queries and keys.
+
+        total: the sum of the exponentials. last: the equation of the weighted mean.
+        """
         masks = Masks()
         value = self._masks(logits, masks, memory)
         biases: list[tuple[Value, bool]] = []

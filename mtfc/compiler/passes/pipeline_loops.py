@@ -189,7 +189,7 @@ class LoopPipeliner:
     # Round trips
 
     def _items(self, function: Function, read: Readers) -> list[Item]:
-        """Return the equations in an order in which each round trip can stand at one place."""
+        """Return the equations in an order in which each round trip can stand at one place. read: value -> its readers."""
         items: list[Item] = list(function.body)
         for eqn in function.body:
             pipeline = self._pipeline(eqn)
@@ -201,7 +201,10 @@ class LoopPipeliner:
     def _with_trip(
         self, items: list[Item], forward: Equation, backward: Equation, pipeline: Pipeline, read: Readers
     ) -> list[Item]:
-        """Return the items with a round trip in the place of two loops, if all that the second one needs can be part of it."""
+        """Return the items with a round trip in the place of two loops, if all that the second one needs can be part of it.
+
+        read: value -> its readers.
+        """
         start, end, batch = items.index(forward), items.index(backward), self.declared[pipeline.batch]
         parts = self._parted(items[start + 1 : end], forward, backward, batch)
         if parts is None:
@@ -258,7 +261,7 @@ class LoopPipeliner:
         self, early: Sequence[Item], middle: Sequence[Equation], batch: Dim, read: Readers
     ) -> tuple[list[Item], list[Equation]]:
         """Take the equations that have the batch, and that only the middle reads, out of the equations before the loops;
-        return both.
+        return both. read: value -> its readers.
         """
         inside, pulled, rest = {id(eqn) for eqn in middle}, list[Equation](), list[Item]()
         for item in reversed(early):
@@ -354,7 +357,7 @@ class RoundTrip:
         return (value for eqn in self._all for value in eqn.operands)
 
     def equations(self, build: Builder, new: Substitution) -> dict[Value, Value]:
-        """Append the loops, and return the results that are read afterwards."""
+        """Append the loops, and return the results that are read afterwards. new: the values that stand for old ones."""
         scope = LoopScope(build)
         ends = []
         for end in (self.forward, self.backward):
@@ -434,7 +437,10 @@ class RoundTrip:
         return TensorType(type.dtype, self.forward.dims.one(type.dims))
 
     def _middle(self, scope: LoopScope, number: Value, leaving: Mapping[Value, Value]) -> dict[Value, Value]:
-        """Append the equations between the loops for the micro-batch that leaves; return the operands of the backward loop."""
+        """Append the equations between the loops for the micro-batch that leaves; return the operands of the backward loop.
+
+        number: the number of the tick. leaving: the values that leave the forward loop.
+        """
         build, dims = scope.build, self.forward.dims
         micro = dims.tick(scope, number, self.forward.reverse).leaving
         middle, new = self._shared

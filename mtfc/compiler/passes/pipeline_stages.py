@@ -335,7 +335,10 @@ class StageLoop(NewLoop):
         return self.inner("add", self.argument(first, "invariant", "first"), self.layer)
 
     def read_layers(self, tick: Tick, read: Mapping[Value, Value]) -> None:
-        """Read the layers of each stage, at its chunk, and what is kept of them. `new` has stacks before, and layers after."""
+        """Read the layers of each stage, at its chunk, and what is kept of them. `new` has stacks before, and layers after.
+
+        read: argument -> the place of its first layer.
+        """
         b, new, held = self.inner, self.new, self.dims.rounds.held if self.dims.rounds else None
         for value in (a.value for a in self.region.arguments if a.role == "sliced"):
             is_held = held is not None and held in new[value].type.dims
@@ -345,7 +348,7 @@ class StageLoop(NewLoop):
                 new[value] = with_stages(b, b("gather", new[value], place, dim=dim), self.dims.stages)
 
     def keep(self, output: Output, held: Held, tick: Tick) -> Output:
-        """Return the output that keeps a layer's value in its place."""
+        """Return the output that keeps a layer's value in its place. held: where the layers are kept."""
         b, argument = self.inner, self.argument(held.value, "carried", output.name)
         if held.first is not None:
             place = self._place(held.first)
@@ -438,7 +441,7 @@ class StageBody:
         return attrs.evolve(output, value=self.build.ordered(value, before.type.dims), updates=before.name)
 
     def _varying(self, region: Function, given: Sequence[Value]) -> set[Value]:
-        """Return the values of a region, without those of inner regions, that differ between stages."""
+        """Return the values of a region, without those of inner regions, that differ between stages. given: the operands."""
         arguments = {
             argument.value
             for argument, operand in zip(region.arguments, given, strict=True)

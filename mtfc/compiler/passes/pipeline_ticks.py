@@ -148,7 +148,10 @@ class PipelinedLoop:
         handed: Mapping[Value, Value],
         made: PipelinedLoop | None,
     ) -> Value:
-        """Return the operand of the stages' own loop in one tick."""
+        """Return the operand of the stages' own loop in one tick.
+
+        handed: operand -> its value for the micro-batch that enters. made: the loop that keeps the operand.
+        """
         scope, build, dims = tick.scope, tick.scope.build, self.dims
         if argument.role == "carried":
             return self._entering(tick, operand, argument, handed)

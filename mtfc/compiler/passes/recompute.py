@@ -242,7 +242,10 @@ def _stretches(function: Function) -> list[int]:
 
 
 def _fastest(function: Function, limit: int, rewriter: Rewriter, stretches: int) -> RewrittenStep:
-    """Return the plan at the smallest rate that fits, with single values kept in addition."""
+    """Return the plan at the smallest rate that fits, with single values kept in addition.
+
+    limit: the bytes that it may need.
+    """
 
     def fits(plan: RewrittenStep) -> bool:
         return rewriter.prices.total(plan.function) <= limit
@@ -281,7 +284,11 @@ def cut(
     seconds: Mapping[Equation, float],
     rate: float,
 ) -> Cut:
-    """Return the cheapest choice. free: values that cost nothing. bytes: infinite for values that cannot be kept."""
+    """Return the cheapest choice. free: values that cost nothing. bytes: infinite for values that cannot be kept.
+
+    needed: the values that the backward pass reads. seconds: the time to compute each equation again. rate: the price of a
+    byte.
+    """
     network, makers = FlowNetwork(), {value: eqn for eqn in body for value in eqn.results}
     todo = [value for value in dict.fromkeys(needed) if value not in free]
     for value in todo:
@@ -611,7 +618,10 @@ class StraightCode:
                 yield from (value for value, end in last.items() if made[value] <= at < end)
 
     def rewritten(self, found: Cut, mesh: Mesh) -> Function:
-        """Return the function with copies in front of the equations of the backward pass that read them."""
+        """Return the function with copies in front of the equations of the backward pass that read them.
+
+        found: the equations to copy.
+        """
         again = {value for eqn in found.again for value in eqn.results} & self.needed()
         holder = _Holder(mesh, names_of(self.function), frozenset(a.value for a in self.function.arguments))
         copies = Copies(found.again, self.forward, holder.names, holder.held)

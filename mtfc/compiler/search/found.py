@@ -165,7 +165,7 @@ def descend(
     """Return a value that no single change makes better, or the best value found until a time of `process_time`.
 
     value: a number that grows with what does not fit, and the value to minimize. changes: those of the best at the beginning
-    of a round; each yields what may take the place of the best so far.
+    of a round; each yields what may take the place of the best so far. start: the first value.
     """
     best, before = start, None
     while best != before:

@@ -84,7 +84,7 @@ class RepeatedLayers:
 
     @classmethod
     def _cut(cls, function: Function, found: Sequence[Run]) -> RepeatedLayers | None:
-        """Return the layers if runs that use arguments are cut in the given order."""
+        """Return the layers if runs that use arguments are cut in the given order. found: the runs."""
         members = _Members(function)
         with_arguments = [members.aligned(run) for run in found if members.uses_arguments(run)]
         without_arguments = [run for run in found if not members.uses_arguments(run)]
@@ -131,7 +131,10 @@ class RepeatedLayers:
         return self._without(gone, instead, kept)
 
     def _without(self, gone: set[int], instead: Mapping[Value, Value], kept: int) -> Function | None:
-        """Return the function without some equations and the arguments of layers from `kept` on."""
+        """Return the function without some equations and the arguments of layers from `kept` on.
+
+        gone: the numbers of the equations. instead: value -> the value that stands for it.
+        """
         arguments = tuple(a for a in self.function.arguments if self.owners.get(a.value, -1) < kept)
         defined = {a.value for a in arguments}
         body = []
@@ -152,7 +155,7 @@ class RepeatedLayers:
 
 
 def shortened_program(program: Program, layers: RepeatedLayers, kept: int) -> Program | None:
-    """Return a program of one function with fewer layers, or None if that is no program."""
+    """Return a program of one function with fewer layers, or None if that is no program. kept: the number of layers."""
     function = layers.shortened(kept)
     if function is None:
         return None

@@ -158,7 +158,10 @@ def _want(factors: Axis, rank: int, name: str) -> None:
 def _give(
     axes: Sequence[Axis], text: str, where: str, function: Callable[..., Any], named: dict[str, Axis]
 ) -> None:
-    """Give an array's factors the user's names. Parentheses group the names of one axis's factors; `_` names nothing."""
+    """Give an array's factors the user's names. Parentheses group the names of one axis's factors; `_` names nothing.
+
+    where: the place of the array in messages.
+    """
     groups = re.findall(r"\(([^)]*)\)|(\S+)", text)
     if len(groups) != len(axes):
         raise _wrong(f"`names` gives {where} {len(groups)} names, and it has {len(axes)} axes", function)
@@ -179,7 +182,10 @@ def _give(
 def _unite_named(
     name: str, part: Axis, where: str, function: Callable[..., Any], named: dict[str, Axis]
 ) -> None:
-    """Give a name to an axis, and make the axis the same as others of this name."""
+    """Give a name to an axis, and make the axis the same as others of this name. where: the place of the array in messages.
+
+    named: the axes that have names.
+    """
     if not _can_name(name):
         raise _wrong(f"`{name}` cannot name a dimension of {where}", function)
     if not unite(named.setdefault(name, part), part):

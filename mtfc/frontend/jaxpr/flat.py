@@ -452,7 +452,10 @@ class Flattener:
         given: Sequence[Operand | Empty],
         otherwise: Sequence[Operand | Empty],
     ) -> list[Operand | Empty]:
-        """Return the results of a branch if it is taken, and others if not, by a loop of at most one iteration."""
+        """Return the results of a branch if it is taken, and others if not, by a loop of at most one iteration.
+
+        given: the operands of the branch. otherwise: the results if it is not taken.
+        """
         consts = {x: self._like(x) for x in given if isinstance(x, Var)}
         starts = _with_elements(otherwise)
         arguments = (self._like(is_taken), *map(self._like, starts))
@@ -469,7 +472,7 @@ class Flattener:
         return [*results]
 
     def _goes_on(self, loop: WhileLoop, given: Sequence[Operand | Empty]) -> Operand:
-        """Return a loop's condition. Of several truth values, one must be true."""
+        """Return a loop's condition. Of several truth values, one must be true. given: the operands of the condition."""
         import jax
 
         (found,) = _with_elements(self._applied(loop.condition, given))

@@ -202,7 +202,7 @@ class JaxprEmitter:
         return attrs.evolve(step, operands=tuple(operands), renamed={})
 
     def renamed(self, step: AppliedPrimitive, value: Value, before: Axes, after: Axes) -> Value:
-        """Return a value under other axes."""
+        """Return a value under other axes. before, after: the axes of the value, and the axes that it gets."""
         pairs: list[tuple[Dim, Dim]] = []
         for a, b in zip(before, after, strict=True):
             if [f.size for f in leaves(a)] != [f.size for f in leaves(b)]:

@@ -389,7 +389,10 @@ class StepGraph:
                 self._rename(step.operands[i], axes)
 
     def _loop(self, step: AppliedPrimitive, times: int) -> None:
-        """Each operand or stacked result of a loop has a space, together with the array that stands for it inside."""
+        """Each operand or stacked result of a loop has a space, together with the array that stands for it inside.
+
+        times: how often the loop runs.
+        """
         (body,), (consts, carries) = step.bodies, scan_counts(step.params)
         inside = times * int(step.params["length"])
         stacks = [step.axes(i)[0] for i in range(consts + carries, len(step.operands)) if step.axes(i)]

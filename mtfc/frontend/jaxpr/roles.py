@@ -111,7 +111,10 @@ class RoleFinder:
         where: Source | Sequence[str] | None,
         is_clear: bool = False,
     ) -> None:
-        """Note a role of factors that have none."""
+        """Note a role of factors that have none. where: what gives the role its name.
+
+        is_clear: True if nothing else can have this role.
+        """
         own = leaves(factors)
         names = where.names if isinstance(where, Source) else where or ()
         if own and self.sightings.keys().isdisjoint(own):

@@ -425,7 +425,10 @@ def _check_forms(whole: DeclaredLayout, scope: Scope) -> None:
 def _mesh(
     part: ast.PartRules, meshes: Mapping[str, Mesh | None], used: dict[str, Span], scope: Scope
 ) -> Mesh | None:
-    """Return the mesh of a part; None, and an error, if it is unknown or has another part already."""
+    """Return the mesh of a part; None, and an error, if it is unknown or has another part already.
+
+    used: mesh -> the place of the part that has it.
+    """
     name = part.mesh.text
     if name not in meshes:
         scope.unknown("E307", f"unknown mesh `{name}`", part.mesh, meshes)
@@ -453,7 +456,10 @@ def _sections(
 def _places(
     part: ast.PartRules, known: Mapping[str, Sequence[NamedSection]], named: dict[str, Span], scope: Scope
 ) -> Iterator[Span]:
-    """Yield the places of the names of a part; report names that are unknown, in a loop, or in two parts."""
+    """Yield the places of the names of a part; report names that are unknown, in a loop, or in two parts.
+
+    known: the names of each model. named: the names that parts have taken.
+    """
     if not part.paths:
         scope.error("E330", "a part names a call, a variable or a loop, and this names none", part.span)
     for path in part.paths:

@@ -186,7 +186,10 @@ def _clash(
     layout: str,
     help: str,
 ) -> Diagnostic:
-    """Return the error (E301) that two rules split two dimensions of one tensor over one axis. affected: all such tensors."""
+    """Return the error (E301) that two rules split two dimensions of one tensor over one axis. affected: all such tensors.
+
+    one, other: both rules.
+    """
     tensor = next((each for each in affected if each.path), affected[0])
     message = f"layout `{layout}` splits two dimensions of {tensor.shown} over mesh axis `{axis}`{suffix}"
     more = len(affected) - 1
@@ -203,7 +206,10 @@ KEEP = "keep one of the two rules, or use a mesh with another axis than `{}` for
 def _free_axis(
     one: DeclaredRule, other: DeclaredRule, section: Section, shapes: Shapes, mesh: Mesh
 ) -> str | None:
-    """Return help that gives another axis for one of the dimensions, if the mesh has one that no dimension beside it uses."""
+    """Return help that gives another axis for one of the dimensions, if the mesh has one that no dimension beside it uses.
+
+    one, other: the rules that split two dimensions over one axis.
+    """
     for rule in (other, one):
         beside = {name: dim for alike in shapes.values() for name, dim in _dims(alike[0], rule.dim)}
         used = {each for name in beside for each in _axes(section, name)}
@@ -330,7 +336,10 @@ def _text(facts: ProgramIndex, name: str, dim: str, section: Section) -> str:
 
 
 def _new(facts: ProgramIndex, dim: str, section: Section, taken: Sequence[str] = ()) -> tuple[str, str]:
-    """Return a name for a dimension of the same size that no rule splits, and its declaration if it needs one."""
+    """Return a name for a dimension of the same size that no rule splits, and its declaration if it needs one.
+
+    taken: names that are not free.
+    """
     size = facts.program.dims[dim].size
     like = [
         each.name

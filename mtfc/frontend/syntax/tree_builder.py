@@ -303,7 +303,8 @@ def _by_key(
 ) -> dict[str, KeyedEntry]:
     """Return the entries with keys. Raises `CompileError` if a key is unknown or given twice.
 
-    more: names of entries without keys, which the help lists too.
+    more: names of entries without keys, which the help lists too. known: the keys that may be there. where: the place in
+    messages.
     """
     keyed = [(entry.key.text, entry) for entry in entries if isinstance(entry, KeyedEntry)]
     errors = list(_repeated(keyed))

@@ -221,7 +221,10 @@ class _Groups:
         self.dims[number] = eqn.results[0].type.dims
 
     def _reduce(self, number: int, eqn: Equation, sources: Sequence[Equation]) -> None:
-        """Place a reduction. It may join the operator of its operand, but not the operator of a view of the operand."""
+        """Place a reduction. It may join the operator of its operand, but not the operator of a view of the operand.
+
+        number: the number of the equation.
+        """
         maker = self.makers.get(eqn.operands[0])
         if maker is None or maker not in self.group:
             self._begin(number, eqn)
@@ -238,7 +241,10 @@ class _Groups:
             self._begin(number, eqn)
 
     def _join(self, number: int, eqn: Equation, sources: Sequence[Equation]) -> None:
-        """Add an equation to the last of its sources' operators, unless no dimension to split would be left."""
+        """Add an equation to the last of its sources' operators, unless no dimension to split would be left.
+
+        number: the number of the equation.
+        """
         group = max(self.group[source] for source in sources)
         is_complete = all(source.results[0] in self.complete for source in sources)
         names = tuple(dim for dim in self.dims[group] if all(dim in v.type.dims for v in eqn.results))

@@ -151,7 +151,7 @@ class _HaloFinder:
         return after_it and after_it | self._before(eqn.operands[0], bridge.source)
 
     def _after(self, value: Value, name: str, found: Dims) -> Dims:
-        """Return the names of a value's dimension, up to the equations that reduce."""
+        """Return the names of a value's dimension, up to the equations that reduce. found: the names so far."""
         found |= {name}
         for user in self.uses.get(value, ()):
             if user.regions or rule_of(user).reduced:

@@ -224,7 +224,10 @@ def _always_stored(function: Function, scale: Scale) -> Iterator[tuple[Span | No
 
 
 def _kept(function: Function, scale: Scale, inside: Inside) -> Iterator[tuple[Span | None, Amount]]:
-    """Yield (line, bytes) of each value that the forward pass keeps for the backward pass."""
+    """Yield (line, bytes) of each value that the forward pass keeps for the backward pass.
+
+    inside: finds the values that never leave a kernel.
+    """
     needed = {value for eqn in function.body if eqn.stage == "backward" for value in eqn.operands}
     for value, read in reversed(unstored(function, inside).items()):
         if value in needed:
@@ -474,7 +477,7 @@ def _equal(
 def _keys(
     eqn: Equation, replaced: Mapping[Equation, Dims | None], known: Mapping[Value, object]
 ) -> Iterator[tuple[Value, object]]:
-    """Yield each result with a key; results of equal keys may be equal."""
+    """Yield each result with a key; results of equal keys may be equal. known: the keys of earlier values."""
     if eqn.regions:
         for result, output in outputs_of(eqn):
             yield result, result if output.updates else (eqn, known.get(output.value, output.value))

@@ -211,7 +211,10 @@ class CollectiveTables:
     def _step(
         self, step: int, table: Seconds, alone: Seconds | None, own: Masks, cut: Masks, halved: Masks
     ) -> Seconds:
-        """Return the time of an all-reduce, or of a reduce-scatter and an all-gather over the axes that split no use."""
+        """Return the time of an all-reduce, or of a reduce-scatter and an all-gather over the axes that split no use.
+
+        step: the axes of the step. alone: the table for steps that travel alone. own, cut, halved: masks as in `completing`.
+        """
         seconds, scattering = table[step, own, cut], table if alone is None else alone
         again = np.uint8(step) & ~halved
         half = (scattering[step, own, cut] + scattering[again, own, cut | (halved & np.uint8(step))]) / 2

@@ -199,7 +199,10 @@ def _shortest(edges: Iterable[Edge], nodes: int) -> tuple[Any, Any]:
 
 
 def _followed(edges: Sequence[Edge], nexts: Any, count: int) -> tuple[Any, Any]:
-    """Return the ports of all routes between devices, and their bandwidths. A port that a route passes twice counts once."""
+    """Return the ports of all routes between devices, and their bandwidths. A port that a route passes twice counts once.
+
+    nexts: [source, target] -> the first edge of the route. count: the number of devices.
+    """
     target, ports = (np.array([getattr(edge, field) for edge in edges]) for field in ("target", "port"))
     rates = np.array([edge.bandwidth for edge in edges])
     at, to = np.meshgrid(np.arange(count), np.arange(count), indexing="ij")
@@ -218,7 +221,7 @@ def _followed(edges: Sequence[Edge], nexts: Any, count: int) -> tuple[Any, Any]:
 
 
 def _packed(ports: Sequence[Any], rates: Sequence[Any], count: int) -> tuple[Any, Any]:
-    """Return arrays [source, target, hop] in which -1 stands after all ports."""
+    """Return arrays [source, target, hop] in which -1 stands after all ports. count: the number of devices."""
     if not ports:
         return np.full((count, count, 1), -1, np.int64), np.full((count, count, 1), inf)
     port, rate = np.stack(ports, axis=2), np.stack(rates, axis=2)

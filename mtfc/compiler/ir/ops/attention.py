@@ -126,6 +126,8 @@ def _gradient_types(wanted: Callable[[Sequence[TensorType], Attrs], Sequence[Ten
     """Return the type rule of a gradient.
 
     Its last operands are `largest`, `total`, the cotangent of the result, and its product with the result.
+
+    wanted: returns the types of the results.
     """
 
     def infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, ...]:

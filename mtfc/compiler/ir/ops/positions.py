@@ -111,7 +111,10 @@ def _is_small(b: BlockRewriter, eqn: Equation, part: Dim, whole: Dim) -> bool:
 
 
 def _picked(b: BlockRewriter, x: Value, source: Dim, target: Dim, start: int, stride: int) -> Value:
-    """Gather elements by their indices: each block has some of them, and a sum completes the result."""
+    """Gather elements by their indices: each block has some of them, and a sum completes the result.
+
+    start, stride: the place of the first element, and the distance of elements.
+    """
     build, index = b.build, b.build("range", dim=target)
     if stride > 1:
         index = build("mul", index, build.constant(stride, "i32"))
@@ -122,7 +125,10 @@ def _picked(b: BlockRewriter, x: Value, source: Dim, target: Dim, start: int, st
 
 
 def _sliced(b: BlockRewriter, x: Value, needed: NeededRange, target: Dim, stride: int) -> Value:
-    """Return a slice on blocks: each block takes the range that it needs, and every `stride`-th element of it."""
+    """Return a slice on blocks: each block takes the range that it needs, and every `stride`-th element of it.
+
+    needed: the range of each block.
+    """
     x, part = take_range(b, x, needed)
     if stride > 1:
         whole, part = part, b.part(target, target.size // needed.split.blocks.size)

@@ -292,6 +292,8 @@ class RingBuilder:
         """Return the state after a loop over `hops` hops.
 
         Each iteration sends the block on and attends to it at the same time.
+
+        fixed: the rows, and the gradients for columns that rows do not see. state: the sums so far, and the block.
         """
         b = self.build
         numbers = b("add", b("range", dim=hops), b.constant(1, "i32"))
@@ -325,7 +327,10 @@ class RingBuilder:
     # Steps
 
     def _own(self, b: Builder, fixed: Tree, columns: Tree) -> Tree:
-        """Return the state after each device has attended to its own block, and has sent it on."""
+        """Return the state after each device has attended to its own block, and has sent it on.
+
+        fixed: the rows, and the gradients for columns that rows do not see.
+        """
         rows, lost = fixed
         sent = self._shifted(b, columns)
         if self.ring.low is None:
@@ -341,7 +346,10 @@ class RingBuilder:
         return (front, back), (hidden, none), sent, (of_front, of_back)
 
     def _step(self, b: Builder, fixed: Tree, state: Tree, hops: Value) -> Tree:
-        """Return the state after each device has attended to the block that has come in `hops` hops."""
+        """Return the state after each device has attended to the block that has come in `hops` hops.
+
+        fixed: the rows, and the gradients for columns that rows do not see. state: the sums so far, and the block.
+        """
         rows, lost = fixed
         sums, hidden, columns, gradients = state
         if self.ring.low is None:

@@ -128,7 +128,10 @@ class ReshardInserter:
         return next((each.value for each in versions if each.value.type == needed), None)
 
     def _recomputed(self, value: Value, needed: TensorType) -> Equation | None:
-        """Insert the value's equation again under another layout, if that takes no FLOPs and no communication."""
+        """Insert the value's equation again under another layout, if that takes no FLOPs and no communication.
+
+        needed: the type that the use needs.
+        """
         eqn = self.makers.get(value)
         if eqn is None or eqn.regions or needed.pending or OPS[eqn.op].flops is not no_flops:
             return None
@@ -145,7 +148,10 @@ class ReshardInserter:
         return again
 
     def _reshard(self, origin: PlacedVersion, needed: TensorType, user: Equation | None) -> Equation:
-        """Insert a reshard. Its span is the value's if it completes a sum, and the user's if it only moves data."""
+        """Insert a reshard. Its span is the value's if it completes a sum, and the user's if it only moves data.
+
+        origin: the version to copy. needed: the type that the use needs.
+        """
         completes = origin.value.type.pending != needed.pending
         made_by = origin.by and charged_equation(origin.by, origin.value)
         source = made_by if completes or user is None else user

@@ -247,7 +247,10 @@ class LayoutPropagator:
         return type
 
     def _cost(self, eqn: Equation, wanted: Iterable[TensorType]) -> tuple[float, int]:
-        """Return the bytes that a processor sends before and after the equation, and the elements that it computes."""
+        """Return the bytes that a processor sends before and after the equation, and the elements that it computes.
+
+        wanted: the types that the uses need.
+        """
         groups = self._groups(eqn)
         made = self._pending(self._made(eqn), set(groups))
         arriving = min(

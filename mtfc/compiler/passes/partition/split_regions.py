@@ -306,7 +306,10 @@ class RegionNetwork:
         return self.dim in value.type.dims
 
     def _made(self, value: Value, type: TensorType, by: Place | int, times: int = 1) -> None:
-        """Add a value; a use that needs a larger label costs a collective for each step between."""
+        """Add a value; a use that needs a larger label costs a collective for each step between.
+
+        by: the place that makes the value, or its label. times: how often the value is made in a step.
+        """
         if not self._has_dim(value):
             return
         self.makers[value] = by
@@ -324,7 +327,10 @@ class RegionNetwork:
             self.elsewhere.add(value)
 
     def _use(self, value: Value, needs: Mapping[int, int], by: Place | None = None) -> None:
-        """Add a use. needs: for each label that the using place may have, the label of the value that it needs."""
+        """Add a use. needs: for each label that the using place may have, the label of the value that it needs.
+
+        by: the using place; None if it has no label.
+        """
         for k in (PARTS, WHOLE):
             asking = [label for label, needed in needs.items() if needed >= k]
             if asking and (by is None or len(asking) == len(needs)):
@@ -464,7 +470,7 @@ class RegionNetwork:
         return end
 
     def _passed(self, value: Value, type: TensorType, to: Place | int, times: int) -> None:
-        """Add the use of a value by the end of a region."""
+        """Add the use of a value by the end of a region. to: the end of the region, or its label."""
         if isinstance(to, int):
             self._needed(value, type, times)
         elif self._has_dim(value):
@@ -473,7 +479,10 @@ class RegionNetwork:
                 self._exchanged(to, type, times)
 
     def _sliced(self, stack: Value, by: Place | int, type: TensorType, times: int) -> None:
-        """Keep the slices as the stack is, which would otherwise be gathered at once, or split as a whole."""
+        """Keep the slices as the stack is, which would otherwise be gathered at once, or split as a whole.
+
+        by: the place of the slices, or its label. times: how often a slice is read in a step.
+        """
         maker = self.makers[stack]
         if isinstance(by, int) or maker == PENDING:
             return

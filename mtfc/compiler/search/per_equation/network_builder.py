@@ -117,7 +117,10 @@ class ValueNetwork:
         self.sources[value] = _ValueSource(node, placements, placements.indices(types))
 
     def _edge(self, first: int, second: int, costs: Numbers) -> None:
-        """Add an edge with costs, unless nothing costs. Communication from the backward pass to the update is weighted."""
+        """Add an edge with costs, unless nothing costs. Communication from the backward pass to the update is weighted.
+
+        first, second: the numbers of both nodes.
+        """
         if first == second or not costs.any():
             return
         if _stage(self.nodes[second]) == "update" != _stage(self.nodes[first]):
@@ -133,8 +136,9 @@ class ValueNetwork:
         node.death = max(node.death, until)
 
     def _connect(self, function: Function, times: int) -> None:
-        """Add edges from each value to the equations that use the value. If several equations use it, the edges go through a
-        version.
+        """Add edges from each value to the equations that use the value.
+
+        If several equations use it, the edges go through a version. times: how often the function runs in a step.
         """
         values = [argument.value for argument in function.arguments]
         values += [value for eqn in function.body for value in eqn.results]
@@ -149,7 +153,10 @@ class ValueNetwork:
         self._edge(source.node, use.node, source.costs(use) * times)
 
     def _version(self, value: Value, source: _ValueSource, uses: Sequence[_ValueUse], times: int) -> None:
-        """Add a version: the value as it is made, or a copy in the placement of its first use, which other uses share."""
+        """Add a version: the value as it is made, or a copy in the placement of its first use, which other uses share.
+
+        source: the node that makes the value. times: how often the value is made in a step.
+        """
         first, *other_uses = uses
         needs = {int(i) for use in other_uses for i in use.needed}
         copies = np.array([i for i in np.unique(first.needed) if i in needs], np.intp)
@@ -246,7 +253,10 @@ class NetworkBuilder(ValueNetwork):
                 self._equation(eqn, times, replaced)
 
     def _equation(self, eqn: Equation, times: int, replaced: Collection[Value]) -> None:
-        """Add an equation. A result that replaces an argument overwrites it, and takes no further memory."""
+        """Add an equation. A result that replaces an argument overwrites it, and takes no further memory.
+
+        times: how often the equation runs in a step. replaced: the results that replace arguments.
+        """
         rule = OPS[eqn.op].layout_rule(eqn)
         pending = [i for i, value in enumerate(eqn.operands) if value in self.pending]
         choices = self._choices(eqn, pending)
@@ -361,8 +371,11 @@ class NetworkBuilder(ValueNetwork):
     def _leaves(
         self, result: Value, output: Output, ports: Mapping[str, int], begin: int, times: int
     ) -> None:
-        """Connect a result. A carry leaves with the placement that it has between iterations; a yielded value has any placement
-        in each iteration, and its sum may stay pending in the stack.
+        """Connect a result.
+
+        A carry leaves with the placement that it has between iterations; a yielded value has any placement in each iteration,
+        and its sum may stay pending in the stack. ports: the nodes of the loop's arguments. times: how often an iteration
+        runs in a step.
         """
         source = self.sources.get(output.value)
         if output.updates is not None:

@@ -98,7 +98,10 @@ def eliminated(network: ReducibleNetwork) -> ExactOutcome | None:
 
 
 def _eliminated(node: int, around: dict[int, list[JointCosts]]) -> tuple[tuple[int, ...], Integers, Integers]:
-    """Replace the tables of a node by its least costs. Return its neighbours, its best strategies and these least costs."""
+    """Replace the tables of a node by its least costs. Return its neighbours, its best strategies and these least costs.
+
+    around: node -> the tables that have the node.
+    """
     tables = around.pop(node)
     others = tuple(sorted({each for table in tables for each in table.nodes} - {node}))
     names = (*others, node)

@@ -41,7 +41,7 @@ class Incumbent:
         self._turn = 0
 
     def offer(self, choices: Integers, used: Floats | None = None) -> bool:
-        """Keep a choice if it fits and costs less; return whether it does."""
+        """Keep a choice if it fits and costs less; return whether it does. used: the bytes of the choices in each row."""
         used = self.arrays.used(choices) if used is None else used
         if (used > self.arrays.free).any():
             return False
@@ -283,7 +283,10 @@ def _fits(
     size: int,
     cheaper: float,
 ) -> bool:
-    """Accept a tree's choices if they are cheaper, penalties included."""
+    """Accept a tree's choices if they are cheaper, penalties included. used: the bytes in each row, which are updated.
+
+    penalty: the price of each byte too many. cheaper: the change of the cost.
+    """
     low, high = len(used), 0
     for position in range(size):
         node, new = tree.node[position], tree.chosen[position]
@@ -310,7 +313,10 @@ def _fits(
 
 @jit
 def _penalized(a: NetworkArrays, used: Floats, penalty: Floats, change: Floats, low: int, high: int) -> float:
-    """Return the penalty of a change of memory; infinite if the change is not allowed."""
+    """Return the penalty of a change of memory; infinite if the change is not allowed. used: the bytes in each row.
+
+    change: their change, in the rows from `low` to `high`.
+    """
     cost, more = 0.0, 0.0
     for row in range(low, high):
         more += change[row]

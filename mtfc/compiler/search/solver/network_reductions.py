@@ -112,7 +112,7 @@ class ReducibleNetwork:
         return other
 
     def add_table(self, first: int, second: int, table: Integers) -> None:
-        """Add an edge, or add to an existing one."""
+        """Add an edge, or add to an existing one. first, second: the nodes of the edge."""
         there = self.tables[first].get(second)
         if there is not None:
             table = there + table

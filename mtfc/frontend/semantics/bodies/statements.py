@@ -517,7 +517,10 @@ class Loop:
     # The equation
 
     def _outputs(self, after: MutableMapping[str, Result]) -> list[Output]:
-        """Return the outputs of the region. A carry with an error keeps its old value, so that the loop is still complete."""
+        """Return the outputs of the region. A carry with an error keeps its old value, so that the loop is still complete.
+
+        after: the values of variables at the end of the body.
+        """
         outputs = []
         for name, each in self.carried.items():
             after[name] = self._next(name, each, after[name])
@@ -550,7 +553,10 @@ class Loop:
     def _condition(
         self, before: MutableMapping[str, Result], after: Mapping[str, Result], others: Sequence[Output]
     ) -> Iterator[Output]:
-        """Yield the output for the condition of the next iteration, which sees the carried variables, if there is one."""
+        """Yield the output for the condition of the next iteration, which sees the carried variables, if there is one.
+
+        before, after: the values of variables before the loop, and at the end of its body. others: the outputs so far.
+        """
         if self.goes_on is None or self.node.condition is None:
             return
         self.expressions.values = {**before, **{name: after[name] for name in self.carried}}
@@ -560,7 +566,10 @@ class Loop:
         yield Output(names.fresh(carry_name), self.goes_on if value is None else value, updates=carry_name)
 
     def _unused(self, before: Mapping[str, Result]) -> dict[str, Carried]:
-        """Return the variables that the loop would carry if something read them."""
+        """Return the variables that the loop would carry if something read them.
+
+        before: the values of variables before the loop.
+        """
         places = self.expressions.places
         values = {name: before[name] for name in self.rebound if name not in self.carried}
         return {

@@ -93,7 +93,10 @@ def _built(expressions: Expressions, node: ast.Call, builtin: Builtin, site: Sit
 def _stated(
     expressions: Expressions, site: Site, found: list[Operand | None], named: Mapping[str, Any]
 ) -> Result:
-    """Return a placeholder of the type that an `einsum` with a wrong operand has by its other operands and its statement."""
+    """Return a placeholder of the type that an `einsum` with a wrong operand has by its other operands and its statement.
+
+    found: the operands, None for a wrong one. named: the keyword arguments.
+    """
     dims, dtypes = named.get("dims"), {each.dtype for each in found if each is not None} - {None}
     if dims is None or len(dtypes) != 1:
         return None

@@ -122,7 +122,10 @@ def reduction(
 def _reduced(
     expressions: Expressions, site: Site, x: Operand, over: Dims | None, kept: Dims | None
 ) -> Dims | None:
-    """Return the dimensions that a reduction of `x` removes: all dimensions, if the call states none."""
+    """Return the dimensions that a reduction of `x` removes: all dimensions, if the call states none.
+
+    over, kept: the dimensions to remove, and to keep, as far as the call states them.
+    """
     missing = [dim for dim in kept or () if dim not in x.dims]
     if missing:
         message = f"the operand has no dimension `{missing[0].name}` to keep"
@@ -133,7 +136,10 @@ def _reduced(
 def _reduce(
     expressions: Expressions, site: Site, op: str, x: Operand, gone: Dims, kept: Dims | None
 ) -> Result:
-    """Make the reduction, and a transposition if the call states another order of dimensions."""
+    """Make the reduction, and a transposition if the call states another order of dimensions. gone: the dimensions to remove.
+
+    kept: the stated dimensions of the result.
+    """
     left = tuple(dim for dim in x.dims if dim not in gone)
     if kept is None or kept == left:
         return expressions.emit(site, op, x, over=gone)
@@ -142,7 +148,10 @@ def _reduce(
 
 
 def _mean(expressions: Expressions, site: Site, op: str, x: Operand, gone: Dims, kept: Dims | None) -> Result:
-    """Make the sum, times one over the number of elements."""
+    """Make the sum, times one over the number of elements. gone: the dimensions to remove.
+
+    kept: the stated dimensions of the result.
+    """
     if x.dtype not in FLOATS:
         label = Label(x.span, f"{x.shown} is {x.type}")
         help = "convert it with `cast(x, dtype)`"
@@ -506,6 +515,8 @@ def _differentiated(
     """Append the equations of the gradients of a loss, in the block's stage, and return the gradients.
 
     The equations belong to the places that they differentiate. Loops among the causes also yield what the gradients need.
+
+    causes: the equations that the loss depends on. wanted: the values whose gradients are returned.
     """
     from mtfc.compiler.passes.autodiff.backward import backward
 

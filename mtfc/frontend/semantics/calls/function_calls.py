@@ -248,7 +248,10 @@ class _Call:
         return True
 
     def _match(self, given: Mapping[str, Operand]) -> bool:
-        """Bind dimensions by the types of the arguments; return False, and report an error, if a type does not match."""
+        """Bind dimensions by the types of the arguments; return False, and report an error, if a type does not match.
+
+        given: the operand of each argument, by name.
+        """
         pairs = [
             GivenArgument(each, given[each.name.text])
             for each in self.decl.args
@@ -301,7 +304,10 @@ class _Call:
         return FunctionBody(self, variables, prefix, (*pair, *caller.shared))
 
     def _value(self, argument: ast.FnArg, operand: Operand | None, inside: Expressions) -> Result:
-        """Return the value of an argument, given or default, with its dimensions in the declared order."""
+        """Return the value of an argument, given or default, with its dimensions in the declared order.
+
+        inside: elaborates default values.
+        """
         if operand is None:
             assert argument.default is not None, "arguments without a default are given"
             operand = inside.operand(argument.default)
@@ -493,7 +499,10 @@ class Bindings:
             raise Mismatch(f"its dtype is {operand.dtype}")
 
     def _without_rest(self, left: list[Dim]) -> list[Dim]:
-        """Return the dims without those that `...` stands for. Raises `Mismatch` if one of them is missing."""
+        """Return the dims without those that `...` stands for. Raises `Mismatch` if one of them is missing.
+
+        left: the dims that no name has taken.
+        """
         assert self.rest is not None
         missing = [dim for dim in self.rest[0] if dim not in left]
         if missing:
@@ -501,7 +510,10 @@ class Bindings:
         return [dim for dim in left if dim not in self.rest[0]]
 
     def _bind(self, type: ast.Type, left: Dims, span: Span) -> None:
-        """Bind the unbound generic dimensions of a type, and its `...`, to the remaining dimensions of the operand."""
+        """Bind the unbound generic dimensions of a type, and its `...`, to the remaining dimensions of the operand.
+
+        left: the dims that no name has taken.
+        """
         ends = unbound_around_rest(type, self)
         names_before, names_after = ends
         named = len(names_before) + len(names_after)
@@ -593,7 +605,10 @@ def binding_help(
 def _with_bindings(
     node: ast.Call, pairs: Sequence[tuple[str, ast.Node]], given: Sequence[ast.Node], scope: Scope
 ) -> tuple[str, str]:
-    """Return a call that binds generic dimensions, and the declarations of dimensions that the file lacks."""
+    """Return a call that binds generic dimensions, and the declarations of dimensions that the file lacks.
+
+    pairs: generic dimensions and their sizes. given: the arguments that stay.
+    """
     sizes = scope.file.dims_by_size
     bindings = ", ".join(f"{name} = {_as_dim(name, each, sizes)}" for name, each in pairs)
     missing = [(n, each.value) for n, each in pairs if isinstance(each, ast.Int) and each.value not in sizes]

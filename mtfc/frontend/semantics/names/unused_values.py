@@ -132,7 +132,9 @@ class _Walk:
         handed_out[node.name.text] = made
 
     def _loop(self, node: ast.Repeat | ast.Scan, values: Environment, around: tuple[_Node, ...]) -> None:
-        """Add a loop: a carried variable is read by the value that it has at the end of an iteration, and the other way round."""
+        """Add a loop: a carried variable is read by the value that it has at the end of an iteration, and the other way
+        round. around: the loops around it.
+        """
         sources = (each for slice in node.slices for each in _read(slice, values))
         loop = _Node((), node, [*sources, *around])
         self.nodes.append(loop)
@@ -199,7 +201,10 @@ def _reached(roots: Iterable[_Node], known: set[_Node]) -> set[_Node]:
 
 
 def _groups(left: list[_Node], live: set[_Node]) -> Iterator[tuple[_Node, tuple[_Node, ...]]]:
-    """Yield the unused names, each with the nodes that only it needs. The last name comes first: uses follow definitions."""
+    """Yield the unused names, each with the nodes that only it needs. The last name comes first: uses follow definitions.
+
+    left: the nodes that nothing needs. live: the needed ones.
+    """
     seen = set(live)
     named = {node: place for place, node in enumerate(left) if node.names}
     for node in reversed(named):
@@ -351,7 +356,10 @@ def _is_next(statements: Sequence[_Statement], row: _Copies) -> bool:
 
 
 def _is_alike(was: int | str, now: int | str, row: _Copies) -> bool:
-    """True if a name means the same in the copy that follows a row as in the last copy of the row."""
+    """True if a name means the same in the copy that follows a row as in the last copy of the row.
+
+    was, now: the number of the statement that bound the name, or the name of an outer variable.
+    """
     if isinstance(now, str) or now < row.start:
         return was == now
     if row.number == 1 and now < row.end:

@@ -335,7 +335,10 @@ class UpdateBody(ElaboratedBody):
         self.step: Value | None = None
 
     def function(self, given: Mapping[str, ast.Argument], scope: Scope) -> Function | None:
-        """Return the function for a call with these hyperparameters, in the file `scope`; None if there is an error."""
+        """Return the function for a call with these hyperparameters, in the file `scope`; None if there is an error.
+
+        given: the hyperparameters by name.
+        """
         decl, builder = self.decl, self.builder
         scope.reports.called.add(decl.name.span)
         for hyper in decl.hypers:
@@ -352,7 +355,10 @@ class UpdateBody(ElaboratedBody):
         return Function(decl.name.text, tuple(builder.arguments), tuple(builder.block.body), outputs)
 
     def hyperparameter(self, name: str, given: Mapping[str, ast.Argument], scope: Scope) -> Function | None:
-        """Return a function that gives the hyperparameter; None if the hyperparameter is wrong."""
+        """Return a function that gives the hyperparameter; None if the hyperparameter is wrong.
+
+        given: the hyperparameters of the call, by name.
+        """
         hyper = next(each for each in self.decl.hypers if each.name.text == name)
         result = self._hyper(hyper, given.get(name), scope)
         if result is None:
@@ -462,7 +468,10 @@ class UpdateBody(ElaboratedBody):
                 values[target.text] = self._replacing(target, values[target.text], self.kept[target.text])
 
     def _replacing(self, target: ast.Name, result: Result, kept: UpdatedVariable) -> Result:
-        """Return a new value of the parameter or of a state, with the type of the old one."""
+        """Return a new value of the parameter or of a state, with the type of the old one.
+
+        kept: the variable that the new value replaces.
+        """
         self.is_updated |= target.text == self.decl.parameter.text
         if result is None:
             return None

@@ -526,7 +526,10 @@ class _Loss:
     def _reached(
         self, operands: Callable[[Equation], Iterable[Value]], start: Iterable[Value] | None = None
     ) -> set[Value]:
-        """Return the values found by going from results to the values that `operands` returns, into and out of loops."""
+        """Return the values found by going from results to the values that `operands` returns, into and out of loops.
+
+        start: the values to begin with, by default the loss.
+        """
         found = {self.value} if start is None else {*start}
         waiting = [*found]
         while waiting:
