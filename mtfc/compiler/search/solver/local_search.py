@@ -285,7 +285,7 @@ def _fits(
 ) -> bool:
     """Accept a tree's choices if they are cheaper, penalties included. used: the bytes in each row, which are updated.
 
-    penalty: the price of each byte too many. cheaper: the change of the cost.
+    penalty: the price of each byte too many. cheaper: by how much the choices cost less.
     """
     low, high = len(used), 0
     for position in range(size):
