@@ -127,7 +127,7 @@ for _name, _symbol in {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==",
 class GraphLoop:
     """A `repeat` or `scan` of a graph. slices: for `scan`, the slice of each tensor, in order.
 
-    head: a first line of the same kind, for checks of statements.
+    head: a first line of the same kind, for checks of statements. around: the loop around it.
     """
 
     graph: GraphWriter

@@ -63,7 +63,10 @@ class Segment:
 
 @attrs.frozen(eq=False)
 class CutFunction:
-    """A function in segments, in the order in which they start. homes: argument or value -> the number of its part."""
+    """A function in segments, in the order in which they start. homes: argument or value -> the number of its part.
+
+    whole: the function before it is cut.
+    """
 
     whole: Function
     segments: tuple[Segment, ...]

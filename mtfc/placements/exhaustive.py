@@ -107,6 +107,7 @@ class _Search:
 
 
 def _only(allowed: Array, operator: int, configuration: int) -> Array:
+    """Return the allowed configurations with one configuration of an operator."""
     found = allowed.copy()
     found[operator] = False
     found[operator, configuration] = True

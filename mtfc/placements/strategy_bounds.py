@@ -371,6 +371,7 @@ class StrategyBounds:
         return found
 
     def _longest(self, edges: _StepEdges, first: Array, seconds: Array, allowed: Array) -> Array:
+        """Return the longest path to each step, part by part. first: the least time of each. seconds: the time of parts."""
         found = first.copy()
         raise_along(edges.sources, edges.targets, edges.tables, self.times.operator, seconds, allowed, found)
         return found

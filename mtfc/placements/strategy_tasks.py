@@ -57,7 +57,7 @@ class ValueUse:
 
 @attrs.frozen(eq=False)
 class ParameterBundle:
-    """Parameters with the same users. Their gradients are complete at the same time."""
+    """Parameters with the same users. Their gradients are complete at the same time. steps: the users."""
 
     parameters: tuple[Value, ...]
     steps: tuple[OperatorStep, ...]

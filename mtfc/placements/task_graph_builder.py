@@ -410,6 +410,7 @@ def _all_reduce_seconds(members: Array, count: int, size: int, graph: FlatGraph)
 
 @jit_inline
 def _next_member(members: Array, device: int) -> int:
+    """Return the member that follows a device, around the ring of all devices."""
     other = (device + 1) % len(members)
     while not members[other]:
         other = (other + 1) % len(members)

@@ -58,7 +58,11 @@ class NoKernel(Exception):
 
 @frozen
 class KernelForm:
-    """The dimensions of attention that kernels know, and the sizes of all dimensions of the operands on one device."""
+    """The dimensions of attention that kernels know, and the sizes of all dimensions of the operands on one device.
+
+    row, memory, depth, value: the dimensions of queries, of keys, of the dot of both, and of the values. batch: those that
+    all operands have.
+    """
 
     row: Dim
     memory: Dim

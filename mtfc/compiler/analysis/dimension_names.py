@@ -88,7 +88,8 @@ def after(eqn: Equation, name: str) -> tuple[str | None, Pairs]:
 class DimensionNames:
     """The names of all values of a function: see the module.
 
-    stored: names under which an argument is stored, by the argument's name.
+    stored: names under which an argument is stored, by the argument's name. own: the names where the value is computed.
+    names: those and the names of all uses.
     """
 
     own: dict[Value, Dims]

@@ -47,7 +47,10 @@ class AppliedRule:
 
 @attrs.frozen
 class CollectiveCause:
-    """A rule, the line where it takes effect, and its effect there in words, such as `sums over batch`."""
+    """A rule, the line where it takes effect, and its effect there in words, such as `sums over batch`.
+
+    what: the effect in words.
+    """
 
     rule: AppliedRule
     span: Span | None

@@ -129,7 +129,11 @@ def step_time(
 
 @frozen
 class _Item:
-    """An equation in the graph: its seconds on each device, and its part of reports."""
+    """An equation in the graph: its seconds on each device, and its part of reports. ideal: the seconds at the peak rate.
+
+    inside: the simulated iteration of a loop. occupies: it keeps the memory busy. in_turn: it uses one device after the
+    other.
+    """
 
     eqn: Equation
     seconds: Mapping[str, float]

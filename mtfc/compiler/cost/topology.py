@@ -162,6 +162,7 @@ class Topology:
         return found
 
     def _crossing(self, parts: Sequence[AxisPart], size: int, inner: int) -> Crossing:
+        """Return how a group of `size` devices crosses a lane, on which its axes lie as `parts`."""
         lane = parts[0].lane
         reach = max(part.stride * part.size for part in parts)
         is_ring = reach == self.used[lane.name] > 2 and self._wraps(lane)
@@ -246,6 +247,7 @@ class Topology:
         return len(sides) > 1 and prod(side.size for side in sides) == prod(used)
 
     def _exchange(self, c: Crossing, sending: Sending, local: float, whole: float) -> float:
+        """Return the seconds of an all-to-all on a crossing. local, whole: the bytes of a device, and of all."""
         share = (c.size // 2) * ((c.size + 1) // 2) if c.lane.link.has_neighbours else c.size - 1
         rate = self.bandwidth(c, sending.kind, whole)
         return c.steps * c.lane.link.latency + local * share / (c.size * rate)
@@ -362,6 +364,7 @@ class _Free:
         return self.used.get(self.lanes[self.at].name, 1)
 
     def _room(self, at: int) -> float:
+        """Return how many further devices a lane can take."""
         lane = self.lanes[at]
         size = self.rooms.get(lane.name, lane.size)
         return inf if size is None else size // self.used.get(lane.name, 1)

@@ -86,6 +86,8 @@ class NeededRange:
 
     Positions count from the first element of the source's own block. The drift is 0 if the result has as many elements as the
     op's stride says: then every block needs the same halos.
+
+    split: the blocks of the source.
     """
 
     split: Split

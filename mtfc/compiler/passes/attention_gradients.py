@@ -77,6 +77,7 @@ def plus(a: Polynomial, b: Polynomial) -> Polynomial:
 
 
 def _joined(a: Monomial, b: Monomial) -> Monomial:
+    """Return the product of two monomials. A condition is 0 or 1, so its powers are itself."""
     powers = dict(a)
     for each, power in b:
         powers[each] = 1 if isinstance(each, Condition) else powers.get(each, 0) + power

@@ -59,6 +59,7 @@ class _SumFactorer:
         self.early: dict[Equation | None, list[Equation]] = {}
 
     def run(self) -> Function:
+        """Return the function with sums moved to where they come earliest."""
         body = [new for eqn in self.function.body for new in self._rewritten(eqn)]
         everything = (*self._behind(None), *(each for eqn in body for each in (eqn, *self._behind(eqn))))
         return attrs.evolve(self.function, body=everything)
@@ -78,6 +79,7 @@ class _SumFactorer:
         return new
 
     def _note(self, eqn: Equation) -> None:
+        """Note how many sums in a row the results of an equation follow from."""
         sums = bool(eqn.regions) or leaves_sums(OPS[eqn.op].layout_rule(eqn))
         waits = sums + max((self.waits.get(value, 0) for value in eqn.operands), default=0)
         self.waits.update(dict.fromkeys(eqn.results, waits))

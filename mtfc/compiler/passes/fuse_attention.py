@@ -68,6 +68,7 @@ class FuseAttention(Pass):
         options = FusionOptions(self.least, self.gradients and not is_trained(program))
 
         def changed(function: Function) -> Function:
+            """Return the function with attention ops, or as it was if there is no attention."""
             plain = prepared(function, program, self.least)
             found = fused(BodyScope.of(plain), options)
             return function if found is plain else found
@@ -202,6 +203,7 @@ def reasons(program: Program, least: int = 1024) -> list[Reason]:
     options = FusionOptions(least, not is_trained(program))
 
     def inside(scope: BodyScope) -> Iterator[Reason]:
+        """Yield why softmaxes in a body, and in the loops in it, are no attention."""
         yield from sorted_out(scope, options)[1]
         for eqn in scope.function.body:
             for region in eqn.regions:
@@ -306,11 +308,13 @@ class Attention(AttentionParts):
 
     @property
     def _v(self) -> Value:
+        """Return the values that are weighted, in the forward pass or in its gradients."""
         found = self.v if self.gradients is None or self.v is not None else self.gradients.v
         assert found is not None, "there is a result or a gradient"
         return found
 
     def _result_dims(self) -> tuple[Dim, ...]:
+        """Return the dimensions of the weighted mean; without the mean, all dimensions of rows and values."""
         if self.last is not None:
             return self.last.result.type.dims
         rest = dict.fromkeys(dim for x in (self.dot.result, self._v) for dim in x.type.dims)
@@ -396,6 +400,7 @@ class Match:
         self.uses.extend((what, eqn) for eqn in self._readers(value) if eqn not in wanted)
 
     def _comes_from_dot(self, value: Value) -> bool:
+        """Return True if a value is a dot, changed only by elementwise ops."""
         eqn = self.scope.definition(self.scope.uncast(value), "dot", *CHANGES, "subtract", "hyperbolic")
         if eqn is None or has_trait(eqn, "dot"):
             return eqn is not None and len(eqn.operands) == 2 and bool(reduced_dims(eqn))

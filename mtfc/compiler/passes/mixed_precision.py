@@ -58,6 +58,7 @@ class MixedPrecision(Pass):
     takes: ClassVar[tuple[Level, ...]] = ("global",)
 
     def run(self, program: Program) -> Program:
+        """Return the program with the dtypes of its training, and with wide statistics."""
         training = program.training
         if training is not None and training.precision is not None:
             program = _retyped(program, Retyping(*training.precision, states=program.states))

@@ -83,7 +83,10 @@ class PipelineLoops(Pass):
 
 @attrs.frozen
 class LoopPipeliner:
-    """Makes pipelines of the loops of one program. takes: tells which equations may be parts of pipelines."""
+    """Makes pipelines of the loops of one program. takes: tells which equations may be parts of pipelines.
+
+    declared: the dimensions by name. new: makes new dimensions.
+    """
 
     mesh: Mesh
     layout: Layout

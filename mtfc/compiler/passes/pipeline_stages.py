@@ -94,6 +94,7 @@ class StageDims:
         )
 
     def _dealt(self, build: Builder, x: Value, is_stacked: bool, back: bool = False) -> Value:
+        """Return a stack whose layers are dealt out to the stages in chunks, or dealt back."""
         if self.rounds is None or not is_stacked:
             return x
         return build("interleave", x, dim=self.stages, among=self.rounds.chunks, back=back)

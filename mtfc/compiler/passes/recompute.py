@@ -424,6 +424,7 @@ class PairRewriter:
         body, new = list[Equation](), Substitution()
 
         def copied(values: Iterable[Value]) -> Iterator[Equation]:
+            """Yield the equations that compute replaced values again, and map the values to their copies."""
             read = [value for value in values if value in replaced]
             yield from copies.of(replaced[value] for value in read)
             for value in read:
@@ -507,11 +508,13 @@ class Rewriter:
     prices: Prices
 
     def plan(self, function: Function, choice: KeepingRule) -> RewrittenStep:
+        """Return the function rewritten by a rule, with its cost."""
         plan = RewrittenStep(function)
         plan.function = live_only(self._function(function, choice, plan, 1))
         return plan
 
     def _function(self, function: Function, choice: KeepingRule, plan: RewrittenStep, times: int) -> Function:
+        """Rewrite the pairs of loops, then the bodies of loops, then the code outside. times: how often the function runs."""
         function = self._pairs(function, choice, plan, times)
         body = [self._loop(eqn, choice, plan, times) if eqn.regions else eqn for eqn in function.body]
         return self._straight(attrs.evolve(function, body=tuple(body)), choice, plan, times)
@@ -655,6 +658,7 @@ class _Holder:
     found: dict[tuple[Value, Value], Value] = attrs.field(factory=dict)
 
     def reached(self, eqn: Equation) -> None:
+        """Note the last array that is stored, by the axes along which it varies."""
         if eqn.operands and storage(eqn) in ("kernel", "reduced", "lookup"):
             axes = eqn.results[0].type.varying(self.mesh)
             self.latest.pop(axes, None)

@@ -323,6 +323,7 @@ def _token(eqn: Equation, known: set[Dim]) -> Hashable:
     """Return a key that is equal for equations of the same form. known: the dimensions of arguments, which count by name."""
 
     def plain(x: Attr) -> Hashable:
+        """Return an attribute in which dimensions of no argument count by size alone."""
         if isinstance(x, Dim):
             return x.name if x in known else x.size
         return tuple(map(plain, x)) if isinstance(x, tuple) else x

@@ -455,7 +455,10 @@ def declaration(text: str, file: str, choice: Choice, model: str) -> ast.TrainDe
 
 @attrs.frozen
 class Situation:
-    """A step from some parameters and states. batches: the micro-batches."""
+    """A step from some parameters and states. batches: the micro-batches. what: the situation in words.
+
+    known: parameters and states. number: that of the step.
+    """
 
     what: str
     known: Arrays

@@ -197,6 +197,7 @@ def _parts(x: Any) -> tuple[Any, Any]:
 
 
 def _by_parts(eqn: Any, operands: Sequence[Any]) -> Any:
+    """Return a linear primitive of complex numbers, applied to the real and the imaginary parts."""
     import jax
 
     parts = zip(*map(_parts, operands), strict=True)

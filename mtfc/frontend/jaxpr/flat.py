@@ -262,6 +262,7 @@ class Flattener:
         return [value for value, _ in self._closures[0].values()]
 
     def top(self, closed: Any) -> Body:
+        """Return the body of the function, whose last arguments are the arrays that it closes over."""
         body = self._body(closed)
         return attrs.evolve(
             body, arguments=(*body.arguments, *(var for _, var in self._closures[0].values()))

@@ -135,7 +135,10 @@ class Linker:
 
 @attrs.define(repr=False)
 class Rename:
-    """A use of an array under other dimensions: see `Linker.fit`."""
+    """A use of an array under other dimensions: see `Linker.fit`. step: the use.
+
+    before, after: the dimensions of the array, and those of the use.
+    """
 
     step: AppliedPrimitive
     before: tuple[Dim, ...]
@@ -151,8 +154,8 @@ class Rename:
 class JaxprEmitter:
     """Makes the equations of a body. dims: factor -> dimension, shared by all bodies.
 
-    calls: name of the function of an opaque call -> its steps.
-    is_backward: True for the body of a loop of the backward pass, whose own steps do not say so.
+    calls: name of the function of an opaque call -> its steps. is_backward: True for the body of a loop of the backward pass,
+    whose own steps do not say so. known: variable -> its value.
     """
 
     build: Builder
@@ -282,7 +285,7 @@ class Dims:
     """The dimensions of factors. They are made on demand, when all axes are linked and named.
 
     free: (name, size) -> dimensions that rules have made for the equations of one step. Later steps use them again, so equal
-    steps make equal equations. used: the names and sizes of those that are in use.
+    steps make equal equations. used: the names and sizes of those that are in use. known: factor -> its dimension.
     """
 
     known: dict[Factor, Dim] = attrs.field(factory=dict)

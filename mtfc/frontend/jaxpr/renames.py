@@ -57,7 +57,7 @@ class CutPlace:
 
 @attrs.define(eq=False)
 class Space:
-    """An equation or an argument. is_dot: True if it takes labels of lower rank only."""
+    """An equation or an argument. is_dot: True if it takes labels of lower rank only. places: the dimensions of the space."""
 
     is_dot: bool = False
     places: list[CutPlace] = attrs.field(factory=list)
@@ -291,9 +291,10 @@ Uses = dict[int, Axes]
 
 @attrs.define(eq=False, slots=False)
 class StepSpace(Space):
-    """The space of a step, an argument, or an operand of a loop. uses: arrays, each with its record of axes and its number there.
+    """The space of a step, an argument, or an operand of a loop. uses: arrays, each with its record of axes and its number
+    there.
 
-    kept: factors that places must keep; None for all.
+    kept: factors that places must keep; None for all. made: the arrays that the space makes. found: factor -> its place.
     """
 
     graph: StepGraph = attrs.field(kw_only=True, repr=False)
@@ -313,11 +314,13 @@ class StepSpace(Space):
             place.is_fixed = True
 
     def _place(self, factor: Factor) -> CutPlace:
+        """Make the place of a factor."""
         place = self.found[factor] = CutPlace(factor, self, self.kept is None or factor in self.kept)
         self.places.append(place)
         return place
 
     def open(self) -> None:
+        """Join the places of the space with those of its arrays' other spaces, once."""
         if not self.is_open:
             self.is_open = True
             for var in (*self.made, *(x for x, _, _ in self.uses if isinstance(x, Var))):
@@ -339,6 +342,7 @@ class StepSpace(Space):
         return tuple(map(self._axis, before))
 
     def _axis(self, before: Axis) -> Axis:
+        """Return an axis with the labels of its factors' places."""
         own = leaves(before)
         found = tuple(self.found[f].label if f in self.found else f for f in own)
         return before if found == own else found

@@ -168,6 +168,7 @@ class RoleFinder:
             self.scores[step.results[0]] = sides, False
 
     def _side(self, step: AppliedPrimitive, i: int, summed: Sequence[int], batch: Sequence[int]) -> Side:
+        """Return an operand of a dot, by the positions of its summed axes and of its batches."""
         axes, source = step.axes(i), self._weight(step.operands[i])
         kept = _join(each for j, each in enumerate(axes) if j not in (*summed, *batch))
         return Side(source, kept, _join(axes[j] for j in summed), _join(axes[j] for j in batch))
@@ -204,6 +205,7 @@ class RoleFinder:
             self.see("embed", _join(axes[j] for j in numbers.window(table)), source, True)
 
     def _table(self, pointed: Axis, ids: Var, source: Source) -> None:
+        """Note the roles of a lookup's axes: indices point at the vocabulary, and have a batch and a length."""
         self.see("vocab", pointed, source, True)
         if len(ids.shape) == 2:
             self.see("length", ids.axes[1], self.sources[ids], True)

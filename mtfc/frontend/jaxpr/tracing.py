@@ -248,6 +248,7 @@ def returning_changed(
 
     @wraps(function)
     def functional(*args: Any, **kwargs: Any) -> Any:
+        """Call the function on copies; return the changed arguments and the result."""
         copies = jax.tree.map(lambda x: x, (args, kwargs))  # the caller's own objects stay as they are
         result = function(*copies[0], **copies[1])
         new = _by_place(*copies)

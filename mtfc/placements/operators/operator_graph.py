@@ -34,8 +34,9 @@ from mtfc.placements.operators.unroll_loops import Slices, Unrolled, unroll
 class OperatorStep:
     """Equations that each part of an operator evaluates without communication.
 
-    inputs: values of other steps. arguments: inputs and parameters of the model. outputs: values that other steps use or
-    the model returns. pending: outputs of which each part has only a term; the terms are added up before use.
+    inputs: values of other steps. arguments: inputs and parameters of the model. outputs: values that other steps use or the
+    model returns. pending: outputs of which each part has only a term; the terms are added up before use. number: its place
+    in the graph. operator: the number of its operator.
     """
 
     number: int
@@ -275,6 +276,7 @@ class _Groups:
         return users <= {*members, eqn} and not results & self.outputs
 
     def _merge(self, other: int, group: int) -> None:
+        """Put the equations of an operator into another one."""
         for each in self.members.pop(other):
             self._add(each, group, self.step[each])
         del self.dims[other]

@@ -413,6 +413,7 @@ class OperatorParts:
 
     @cached_property
     def index(self) -> dict[str, Indices]:
+        """The index of each part along each split dimension."""
         shape = [degree for _, degree in self.degrees]
         found = np.unravel_index(self.all, shape) if shape else ()
         return {name: each for (name, _), each in zip(self.degrees, found, strict=True)}

@@ -157,6 +157,7 @@ def _orders(dims: int) -> AxisOrders:
 
 
 def _configuration(degrees: Degrees, order: tuple[int, ...], devices: tuple[int, ...]) -> Configuration:
+    """Return a configuration. order: the dimensions in the order in which devices go along them."""
     if len(order) < 2:
         return Configuration(degrees, devices)
     places = part_places(tuple(degree for _, degree in degrees), order)

@@ -164,6 +164,7 @@ class LazyParameter(LazyValue):
         return self.builder.ordered(stacked.whole(), self.type.dims)
 
     def _slice(self, dim: Dim, index: int) -> LazyValue:
+        """Return a slice: a parameter of its own, unless the whole is used too, or slices along another dimension are."""
         if self._whole is not None or any(each != dim for each, _ in self._slices):
             return LazySlice(self, dim, index)
         value = Value(f"{self.value.name}[{index}]", sliced_type(self.type, dim))
@@ -192,6 +193,7 @@ class LazyStack(LazyValue):
         self.dim, self.items = dim, items
 
     def _make(self) -> Value:
+        """Append the concatenation of the items."""
         dims = (ONE, *self.type.dims[1:])
         parts = [self.builder("reshape", item.whole(), name="part", dims=dims) for item in self.items]
         return self.builder("concat", *parts, name="stack", sources=(ONE,) * len(parts), target=self.dim)

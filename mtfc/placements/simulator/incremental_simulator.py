@@ -285,6 +285,7 @@ def _remove_block(s: DeltaState, i: int, number: int) -> None:
 
 @jit_inline
 def _mark(s: DeltaState, task: int, mark: int) -> None:
+    """Mark a task, and note the first marked place in the order of tasks."""
     s.mark[task], s.marked[s.counts[MARKED]] = mark, task
     s.counts[MARKED] += 1
     if s.place[task] != NONE:

@@ -462,6 +462,7 @@ def _equal(
     numbers: dict[object, int] = {}
 
     def is_new(value: Value, key: object) -> bool:
+        """Number a value by its key, and return True if no earlier value has the key."""
         count = len(numbers)
         known[value] = numbers.setdefault(key, count)
         return len(numbers) == count
@@ -582,7 +583,7 @@ class _LiveValues:
 class _LastUse:
     """A use of a value: the number of the equation, the share that is used, the views it is read as.
 
-    mixed: dimensions that must be whole for the use to be sure.
+    mixed: dimensions that must be whole for the use to be sure. last: the number of the equation.
     """
 
     last: int

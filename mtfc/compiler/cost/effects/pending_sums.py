@@ -153,7 +153,10 @@ def _thinned(route: SumRoute, needless: Container[Value]) -> SumRoute:
 
 @attrs.frozen
 class _LinearUse:
-    """A linear use of a value: its result, its equation, and dimensions as in `SumStop`."""
+    """A linear use of a value: its result, its equation, and dimensions as in `SumStop`. to: the result.
+
+    by: the equation; None for the end of a loop's region.
+    """
 
     to: Value
     by: Equation | None = None

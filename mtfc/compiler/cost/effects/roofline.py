@@ -208,6 +208,9 @@ class _KernelParts:
     copied: tuple[Term, ...] = ()
 
     def seconds(self, device: Device, trips: int) -> Term:
+        """Return the time of a kernel that runs `trips` times: the longer of its arithmetic and its traffic, and what comes
+        on top.
+        """
         computing = Total((self.arithmetic, Least(self.loads))) if self.loads else self.arithmetic
         moving = Total(self.moved, 1 / device.bandwidth.peak)
         return Total((Most((computing, moving)), ShardedAmount(self.overhead), *self.copied), trips)
@@ -236,6 +239,10 @@ def kernel_bounds(
     reads = _Reads(fusion, program.names, read_values, frozenset(stored), frozenset(free or ()))
 
     def bound(eqn: Equation, parts: _KernelParts, *completing: tuple[Value, _KernelParts]) -> KernelBound:
+        """Return the bound of a kernel.
+
+        completing: the sums that it may complete, each with the parts of the longer kernel.
+        """
         arithmetic = attrs.evolve(parts.arithmetic, amount=parts.arithmetic.amount * trips)
         completions = tuple((value, each.seconds(device, trips)) for value, each in completing)
         return KernelBound(eqn, arithmetic, parts.seconds(device, trips), completions)

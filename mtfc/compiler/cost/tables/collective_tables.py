@@ -223,6 +223,10 @@ class CollectiveTables:
 
 
 def _longest(lanes: Sequence[tuple[float, float]], bytes: Seconds, size_alone: int) -> Seconds:
+    """Return the time of the slowest lane. lanes: the latency and the seconds per byte of each.
+
+    Smaller arrays travel with others.
+    """
     alone = bytes >= size_alone
     times = [fixed * alone + bytes * each for fixed, each in lanes]
     longest: Seconds = np.max([np.zeros_like(bytes), *times], axis=0)

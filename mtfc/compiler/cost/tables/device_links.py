@@ -86,6 +86,7 @@ def device_links(machine: Machine, count: int) -> DeviceLinks:
 
 
 def _of_graph(graph: DeviceGraph, count: int) -> DeviceLinks:
+    """Return the links between the first `count` devices of a graph, along the routes between them."""
     routes = find_routes(graph)
     own = slice(0, count), slice(0, count)
     port = np.where(routes.port < 0, -1, routes.port + count)[own]

@@ -114,6 +114,7 @@ class _StepGraph:
 
     length: the measure by which the compiler compares chains. added: the number in `runs` of the axes that a step adds to a
     dimension; the last number where it adds none. completed: the axes over which a step completes a reduction, as bits.
+    before, after: the numbers of both placements.
     """
 
     mesh: Mesh

@@ -134,6 +134,7 @@ class ScratchpadFusion(TpuFusion):
         return value not in self.returned and len(found) == 1 and is_dot(found[0])
 
     def _is_accumulated(self, value: Value) -> bool:
+        """Return True for a dot whose only use is an addition, or whose result a following dot of the same kernel adds to."""
         maker = self.makers.get(value)
         is_followed = maker is not None and is_dot(maker) and self._follower(value) is not None
         return is_followed or super()._is_accumulated(value)

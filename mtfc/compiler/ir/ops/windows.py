@@ -34,7 +34,10 @@ from mtfc.compiler.records import frozen
 
 @frozen(kw_only=True)
 class Geometry:
-    """The placement of `out` windows of `kernel` elements each on the dimension `source`."""
+    """The placement of `out` windows of `kernel` elements each on the dimension `source`. stride: the distance of windows.
+
+    dilation: the distance of elements in a window. before, after: the padding at both ends.
+    """
 
     source: Dim
     out: Dim

@@ -84,6 +84,7 @@ class SumWidener:
                 self.reached.add(value)
 
     def _ask(self, value: Value) -> Value:
+        """Return the wide value that is to take the place of a value."""
         if value not in self.asked:
             self.asked[value] = Value(self.names.fresh(value.name), value.type.with_dtype(self.dtype))
         return self.asked[value]

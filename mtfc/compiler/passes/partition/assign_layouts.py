@@ -242,6 +242,7 @@ class LayoutAssigner:
 
 
 def _without(wanted: Splits, contested: Iterable[str], winners: Iterable[str]) -> dict[str, Axes]:
+    """Return wanted splits, in which each contested axis only splits the dimension that won it."""
     winner = dict(zip(contested, winners, strict=True))
     kept = {d: tuple(axis for axis in axes if winner.get(axis, d) == d) for d, axes in wanted.items()}
     return {dim: axes for dim, axes in kept.items() if axes}

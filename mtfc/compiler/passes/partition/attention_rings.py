@@ -173,6 +173,7 @@ class WeightedMeans:
     is_part: bool
 
     def start(self, b: Builder, results: Sequence[Value]) -> Tree:
+        """Return the sums of a first block: the weighted sum, the largest logit, and the total weight."""
         mean, largest, total = results
         wide = b.cast(mean, total.type.dtype)
         return b.ordered(b("mul", wide, total), mean.type.dims), largest, total
@@ -195,6 +196,7 @@ class WeightedMeans:
         return zeros(b, x[0]), x[1], zeros(b, x[2])
 
     def finished(self, b: Builder, x: Tree) -> tuple[Value, ...]:
+        """Return the results from the sums of all blocks. A part that has seen no key has the mean 0."""
         total = x[2]
         if self.is_part:
             total = b("where", b("eq", total, b.like(0, total)), b.like(1, total), total)

@@ -146,6 +146,7 @@ class GatherCombiner:
             late.difference_update(eqn.results)
 
     def _is_small(self, eqn: Equation) -> bool:
+        """Return True for a small all-gather of a parameter, or into one."""
         if not is_alone(eqn, "all_gather") or self.parameters.isdisjoint((*eqn.operands, *eqn.results)):
             return False
         return _is_small(eqn.result, self.mesh, self.max_bytes)
@@ -273,6 +274,7 @@ class ReductionCombiner:
         return self.body
 
     def _is_joinable(self, eqn: Equation) -> bool:
+        """Return True for an all-reduce, and for a small reduce-scatter, of one operand."""
         if is_alone(eqn, "all_reduce"):
             return True
         return is_alone(eqn, "reduce_scatter") and _is_small(eqn.operands[0], self.mesh, self.max_bytes)

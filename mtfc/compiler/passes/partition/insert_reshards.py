@@ -43,7 +43,7 @@ class InsertReshards(Pass):
 
 @frozen
 class PlacedVersion:
-    """A value or a resharded copy of it, with its equation (None for an argument)."""
+    """A value or a resharded copy of it, with its equation (None for an argument). by: the equation."""
 
     value: Value
     by: Equation | None
@@ -85,6 +85,7 @@ class ReshardInserter:
         return attrs.evolve(self.function, body=body, outputs=outputs)
 
     def _with_followers(self, eqn: Equation) -> Iterator[Equation]:
+        """Yield an equation, and the reshards that stand right after it."""
         yield eqn
         for follower in self.followers.get(eqn, ()):
             yield from self._with_followers(follower)
@@ -105,6 +106,7 @@ class ReshardInserter:
         return attrs.evolve(eqn, operands=operands, regions=(inside,))
 
     def _equation(self, eqn: Equation) -> Equation:
+        """Return an equation whose operands are placed as it needs them."""
         types = zip(eqn.operands, operand_types(OPS[eqn.op], eqn), strict=True)
         operands = tuple([self._version(value, type, eqn) for value, type in types])
         return eqn if operands == eqn.operands else attrs.evolve(eqn, operands=operands)

@@ -83,6 +83,7 @@ class PlaceReductions(Pass):
     in_loops: int = 1 << 20
 
     def run(self, program: Program) -> Program:
+        """Return the program with its sums completed where that costs least."""
         is_after = program.layout is not None and program.layout.forms.sums == "after"
         mesh, least = program.placed_on, inf if is_after else self.in_loops or inf
         return program.map_functions(lambda function: with_sums_placed(function, mesh, least))

@@ -71,6 +71,7 @@ class SpreadAttention(Pass):
     least: int = 128
 
     def run(self, program: Program) -> Program:
+        """Return the program in which devices share the keys of attention."""
         dims = NewDims(program.dims)
         each = AttentionSpreader(program.placed_on, self, dims, program.named_values, {})
         return dims.declared_in(program.map_functions(each.function))
@@ -112,6 +113,7 @@ def form_costs(eqn: Equation, case: SharedKeys, mesh: Mesh, balance: int) -> dic
     shards, is_causal = mesh.size(case.axes), case.low is not None
 
     def size(*values: Value) -> int:
+        """Return the bytes of values on a device, under the splits of the form."""
         types = (
             value.type.split_by({name: splits.get(name, ()) for name in value.type.names}) for value in values
         )

@@ -178,6 +178,7 @@ class ColumnTerms:
 
     @classmethod
     def of(cls, bound: LayoutBound, step: StepTerms, columns: Columns) -> ColumnTerms:
+        """Group the terms of a step by the columns that they depend on."""
         found: dict[Columns, list[_Terms]] = defaultdict(list)
         for names, terms in step.terms.items():
             found[bound.columns(names) & columns].append(terms)

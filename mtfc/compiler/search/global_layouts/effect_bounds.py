@@ -106,6 +106,7 @@ class EffectBounds:
         return self._union(dims, self.known.high, self._unions[1])
 
     def _union(self, dims: Dims, rows: Rows, found: dict[Columns, Rows]) -> Rows:
+        """Return the union of the masks of dimensions, which is found once. found: the unions so far."""
         columns = self.setting.columns(dims)
         if columns not in found:
             found[columns] = union(rows, columns)
@@ -207,6 +208,7 @@ class EffectBounds:
         return sent, joined
 
     def _halo(self, halo: Halo, mask: int, local: Seconds) -> Seconds:
+        """Return the seconds of a halo over the axes in a mask: a shift, or a kernel. local: its bytes on a device."""
         if halo.hops is not None:
             return self.setting.collectives.shifting(mask, halo.hops, local)
         device = self.setting.hardware.device
@@ -232,6 +234,9 @@ class EffectBounds:
         return total
 
     def _by_axes(self, parameter: StoredParameter) -> Seconds:
+        """Return the seconds of a stored parameter's collectives, over the axes that surely split it where it is stored and
+        not where it is used.
+        """
         most = self.high(parameter.used)
         over = self.low(parameter.array.dims) & ~most
         table = self.setting.collectives.reduction(parameter.array.bytes)

@@ -434,6 +434,7 @@ class BranchAndBound(PricedLayouts):
             self._push(block.where(slice(1, None)))
 
     def _push(self, block: PartialLayouts) -> None:
+        """Put a block into the queue. The least bound comes first, and of equal ones the deepest."""
         if len(block.rows):
             entry = (float(block.bounds[0]), -block.depth, block.on.axes, next(self.order), block)
             heapq.heappush(self.queue, entry)

@@ -225,6 +225,7 @@ def _repeated(route: SumRoute, number: int) -> SumRoute:
 
 
 def _counted(counts: Mapping[Any, int], rename: Rename) -> Counter[Any]:
+    """Return how often each canonical form occurs."""
     found: Counter[Any] = Counter()
     for fact, number in counts.items():
         found[canonical_form(fact, rename, {})] += number

@@ -93,7 +93,8 @@ class StepFacts:
     positions: equations that mix positions, and attention, with the sets of dimensions that replace the equation when split.
     Enough is known of the replacements of windows (`opdef.Bridge`), and little of those of other ops. recomputes: True if
     values may be computed again, so that none needs memory for long, and the backward pass need not read those that it
-    computes. has_short_routes: True if sums are followed on the routes of the fewest stops.
+    computes. has_short_routes: True if sums are followed on the routes of the fewest stops. found, sent: the facts that were
+    asked for.
     """
 
     function: Function
@@ -157,6 +158,9 @@ class StepFacts:
 
     @cached_property
     def _replaced(self) -> Mapping[Equation, Dims | None]:
+        """Return the equations that a layout may replace, with the dims that must be whole for them to stay; None if it is
+        not known which.
+        """
         dots = (eqn for eqn in walk(self.function.body) if not is_binary(eqn))
         attention = filter(_is_attention, walk(self.function.body))
         return {**dict.fromkeys(dots), **mixed_in(self.function), **dict.fromkeys(attention)}
@@ -331,6 +335,7 @@ def _is_attention(eqn: Equation) -> bool:
 
 
 def _mixed(eqn: Equation) -> Dims:
+    """Return the dimensions along which an equation mixes elements: a layout that splits one replaces the equation."""
     rule = rule_of(eqn)
     names = frozenset(name for value in (*eqn.operands, *eqn.results) for name in value.type.names)
     unnamed = frozenset(name for name in names if rule.index.get(name, name) is None)
@@ -356,6 +361,7 @@ def _applies(eqn: Equation, split: set[Dim], names: Names, makers: dict[Value, E
         return ("all",) if each is eqn and dim in split else ()
 
     def applies(shards: int) -> bool:
+        """Return True if the op's `distribute` rule makes equations for a number of shards."""
         build = Builder(names, eqn.span, eqn.stage)
         rule = OPS[eqn.op].distribute
         return rule is not None and rule(new_blocks()(build, axes, shards, makers.get), eqn) is not None
@@ -401,6 +407,7 @@ def sharing(facts: Iterable[SumRoute | MovedData]) -> list[tuple[Any, ...]]:
 
 
 def _values(fact: SumRoute | MovedData) -> Iterator[Value]:
+    """Yield the values that a sum's route, or moved data, passes."""
     if isinstance(fact, SumRoute):
         yield from (stop.value for stop in fact.stops)
     else:

@@ -38,8 +38,9 @@ KEPT_FOREVER = 1 << 40
 
 @attrs.frozen(eq=False)
 class _ValueSource:
-    """The node that makes a value, and the placement of the value under each option. Under the last `sent` options the value may
-    have been sent.
+    """The node that makes a value, and the placement of the value under each option.
+
+    Under the last `sent` options the value may have been sent. made: the number of the placement under each option.
     """
 
     node: int
@@ -63,7 +64,10 @@ class _ValueSource:
 
 @attrs.frozen(eq=False)
 class _ValueUse:
-    """A node that uses a value, the placement that each of its options needs, and the cost of a copy for each option."""
+    """A node that uses a value, the placement that each of its options needs, and the cost of a copy for each option.
+
+    needed: the number of the placement for each option.
+    """
 
     node: int
     needed: Indices
@@ -113,6 +117,7 @@ class ValueNetwork:
     def _comes_from(
         self, value: Value, node: int, types: Sequence[TensorType], reduction: str = "sum"
     ) -> None:
+        """Note that a node makes a value, with the type of the value under each option."""
         placements = self.conversions.of(value.type, reduction)
         self.sources[value] = _ValueSource(node, placements, placements.indices(types))
 

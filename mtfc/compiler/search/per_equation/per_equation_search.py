@@ -168,7 +168,7 @@ TIGHTENED = 3
 
 @attrs.frozen
 class _Answer:
-    """The solver's answer for a machine: a solution for each mesh, and a bound for all meshes."""
+    """The solver's answer for a machine: a solution for each mesh, and a bound for all meshes. found: the solutions."""
 
     found: Sequence[Found]
     bound: float

@@ -149,6 +149,7 @@ def _minimized(program: _Program, memory: Any, until: float) -> tuple[Any, bool]
 
 
 def _choices(network: ReducibleNetwork, program: _Program, found: Any) -> Integers:
+    """Return the strategy of each node whose variable is the largest."""
     choices = np.zeros(len(network.costs), np.int64)
     for node, first in program.first.items():
         choices[node] = found[first : first + len(network.costs[node])].argmax()

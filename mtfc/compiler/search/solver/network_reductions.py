@@ -66,7 +66,10 @@ def profile(starts: Integers, ends: Integers, used: Integers, rows: int) -> Inte
 
 @attrs.frozen(eq=False)
 class UndoStep:
-    """Undoes a change: the strategy of a node follows from the strategies of other nodes, or from its own new number."""
+    """Undoes a change: the strategy of a node follows from the strategies of other nodes, or from its own new number.
+
+    others: the other nodes. strategies: the strategy of the node by the strategies of the others.
+    """
 
     node: int
     others: tuple[int, ...]

@@ -161,6 +161,7 @@ class SolverSearch:
             self.incumbent.offer(self.lagrangian.choices, used)
 
     def _target(self) -> float:
+        """Return the cost that the bound should reach; without choices, a little more than the bound."""
         if self.incumbent.choices is not None:
             return float(self.cost)
         return self.lagrangian.bound + 0.05 * abs(self.lagrangian.bound) + 1.0

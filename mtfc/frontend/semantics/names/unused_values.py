@@ -267,7 +267,7 @@ class _Statement:
 
 @frozen
 class _Copies:
-    """Copies in a row: copy k has the statements from `start + k * period` on."""
+    """Copies in a row: copy k has the statements from `start + k * period` on. number: the number of copies."""
 
     start: int
     period: int

@@ -85,6 +85,7 @@ class Piecewise:
                 self.late.update(eqn.results)
 
     def _reduces_pieces(self, eqn: Equation, owner: str) -> bool:
+        """Return True if an equation reduces arrays of which a device has only a piece."""
         whole = tuple((0, dim.size) for dim in self.whole[owner])
         is_reduction = any(value.type.dims for value in eqn.operands)
         return is_reduction and any(piece.region != whole for piece in self.pieces[owner])
