@@ -373,23 +373,23 @@ def _taking(options: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Make a function of the API that takes the keywords of a `TypedDict` as `**options`, and refuses others by its own name."""
 
     def decorated(function: Callable[P, R]) -> Callable[P, R]:
-        own = signature(function)
-        *before, last = own.parameters.values()
+        declared = signature(function)
+        *first, last = declared.parameters.values()
         keywords = [
             Parameter(name, last.KEYWORD_ONLY, default=None, annotation=hint.__forward_arg__)
             for name, hint in options.__annotations__.items()
         ]
-        parameters = sorted([*before, *keywords], key=lambda each: each.kind)
+        parameters = sorted([*first, *keywords], key=lambda each: each.kind)
 
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             for name in kwargs:
-                if name not in known:
+                if name not in allowed:
                     raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}")
             return function(*args, **kwargs)
 
-        known = {each.name for each in parameters}
-        call.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+        allowed = {each.name for each in parameters}
+        call.__signature__ = declared.replace(parameters=parameters)  # type: ignore[attr-defined]
         return public(call)
 
     return decorated

@@ -108,6 +108,7 @@ class ProgramBuilder:
     """
 
     def __init__(self, name: str) -> None:
+        """Start an empty program."""
         self.name = name
         self.equations = Builder(Names())
         self._dims: dict[str, Dim] = {}
@@ -133,13 +134,13 @@ class ProgramBuilder:
 
         Raises `ValueError` for an unknown distribution, or if its numbers are others.
         """
-        known = DISTRIBUTIONS.get(init)
-        if known is None:
+        distribution = DISTRIBUTIONS.get(init)
+        if distribution is None:
             raise ValueError(f"unknown distribution {init}; there are {', '.join(DISTRIBUTIONS)}")
-        needed = {key for key, default in known.args.items() if default is None}
-        if not needed <= numbers.keys() <= known.args.keys():
-            raise ValueError(f"the numbers of {init} are: {', '.join(known.args) or 'none'}")
-        given = {key: numbers.get(key, default) for key, default in known.args.items()}
+        required = {key for key, default in distribution.args.items() if default is None}
+        if not required <= numbers.keys() <= distribution.args.keys():
+            raise ValueError(f"the numbers of {init} are: {', '.join(distribution.args) or 'none'}")
+        given = {key: numbers.get(key, default) for key, default in distribution.args.items()}
         value = self._argument(name, TensorType(dtype, tuple(dims)), "parameter")
         numbers_in_order = tuple((key, float(number)) for key, number in given.items() if number is not None)
         initializer = Initializer(init, numbers_in_order)

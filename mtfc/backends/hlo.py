@@ -243,6 +243,8 @@ def _called(instruction: Instruction, inside: Work, limits: Mapping[str, int]) -
     """Return the work of a called computation, for the frame of the call where it has none.
 
     The estimate of a kernel includes the cycles of everything that is fused into the kernel.
+
+    inside: the work of the called computation. limits: the trip counts of loops.
     """
     is_kernel = instruction.opcode not in ("while", "call", "conditional")
     times, found = iterations(instruction, limits), Counter[tuple[Item, str]]()
@@ -334,8 +336,10 @@ def _alone(instruction: Instruction) -> bool:
 def limit(name: str, instructions: list[Instruction], known: Mapping[str, int]) -> dict[str, int]:
     """Return the trip count of a loop, if the computation only compares its counter with a constant.
 
-    The counter starts at 0, as JAX and XLA's partitioner make it. A truth value beside the comparison may end the loop earlier:
-    then this is the largest trip count. XLA may fuse both.
+    The counter starts at 0, as JAX and XLA's partitioner make it. A truth value beside the comparison may end the loop
+    earlier: then this is the largest trip count. XLA may fuse both.
+
+    known: the limits of the computations before, by name.
     """
     constants = [
         each
@@ -411,7 +415,7 @@ def _convolved(instruction: Instruction, types: Mapping[str, str], result: list[
     if labels is None or (len(given), len(kernel)) != (len(labels[1]), len(labels[2])):
         return 0
     features, batches = (
-        int(found[1]) if (found := pattern.search(instruction.rest)) else 1
+        int(match[1]) if (match := pattern.search(instruction.rest)) else 1
         for pattern in (FEATURE_GROUPS, BATCH_GROUPS)
     )
     products = given[labels[1].index("b")] * given[labels[1].index("f")] * kernel[labels[2].index("o")]
@@ -437,6 +441,8 @@ def _overlaps(given: int, result: int, size: int, stride: int, pad: int, left: i
     """Return the number of pairs of a result's position and a kernel's position that meet an element of the operand.
 
     The position of the operand, `place * stride + offset`, must be a multiple of its dilation `left`.
+
+    given, size: the sizes of the operand's and of the kernel's dimension. left, right: the dilations of both.
     """
     count, step, length = 0, left // gcd(stride, left), (given - 1) * left + 1
     for offset in range(-pad, size * right - pad, right):

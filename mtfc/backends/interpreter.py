@@ -103,7 +103,7 @@ def interpret(
 def values_of(
     body: Iterable[Equation], given: Mapping[Value, Array], evaluate: Evaluation, arrays: Any, longest: int
 ) -> dict[Value, Array]:
-    """Return given values and those that equations compute of them, without distribution.
+    """Return the given values, and all values that the equations compute, without distribution.
 
     arrays: NumPy, or its functions on other arrays. longest: the iterations after which a loop that only data ends is left.
     """
@@ -211,7 +211,7 @@ class _Execution:
         return tuple(distribute(array, value.type, self.mesh) for array, value in pairs)
 
     def _iterated(self, eqn: Equation, known: Known) -> tuple[Shards, ...]:
-        """Return a loop's results, by executing its region once for each index."""
+        """Return a loop's results, by executing its region once for each index. known: the values outside of the loop."""
         region, dim, observer = region_of(eqn), dim_of(eqn), self.observer
         state = {
             a.value: _placed(known[v], v.type.split_by(a.layout or {}, a.value.type.pending))
@@ -264,6 +264,10 @@ class _Execution:
         return Shards(mesh, type, tuple(map(self.arrays.stack, slices)))
 
     def _evaluated(self, eqn: Equation, known: Known) -> tuple[Shards, ...]:
+        """Return the results of an equation on all processors: each evaluates the op on its own shards.
+
+        known: the values so far. The results must have the shapes and dtypes of their types.
+        """
         mesh, evaluate = self.mesh, self.evaluate
         types = operand_types(OPS[eqn.op], eqn)
         operands = [_placed(known[v], type).arrays for v, type in zip(eqn.operands, types, strict=True)]
@@ -299,6 +303,7 @@ def _observe_arguments(eqn: Equation, index: int, is_first: bool, observer: Obse
 
 
 def _observe_results(eqn: Equation, is_last: bool, observer: Observer) -> None:
+    """Tell an observer what leaves a loop: stacked values in each iteration, and carries after the last one."""
     for output, result in zip(region_of(eqn).outputs, eqn.results, strict=True):
         if is_last or output.updates is None:
             observer.left(output.value, result)
@@ -341,7 +346,10 @@ def _with_terms(eqn: Equation, arrays: Sequence[Array], shard: Shard, evaluate: 
 def _check_results(
     eqn: Equation, results: Sequence[Array], wanted: Sequence[tuple[tuple[int, ...], Any]]
 ) -> None:
-    """Raise `Disagreement` unless the results on a processor have the shapes and dtypes of their types."""
+    """Raise `Disagreement` unless the results on a processor have the shapes and dtypes of their types.
+
+    wanted: the shape and the dtype of each result.
+    """
     for result, value, (shape, dtype) in zip(results, eqn.results, wanted, strict=True):
         if result.shape != shape or result.dtype != dtype:
             raise Disagreement(

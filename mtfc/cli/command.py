@@ -101,6 +101,7 @@ class _Strict(argparse.ArgumentParser):
         self.exit(USAGE, f"{self.prog}: error: {message}\n`{self.prog} --help` shows what there is\n")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuse a value that is none of the choices, with the nearest one as help."""
         if action.choices is not None and value not in action.choices:
             from mtfc.compiler.diagnostics import nearest
 
@@ -113,6 +114,7 @@ class _Strict(argparse.ArgumentParser):
             )
 
     def parse_known_args(self, *arguments: Any, **named: Any) -> Any:
+        """Parse arguments; refuse unknown ones, and empty texts where a value is expected."""
         options, unknown = super().parse_known_args(*arguments, **named)
         if unknown:
             self.error(self._unknown(unknown))

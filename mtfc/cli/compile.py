@@ -60,6 +60,7 @@ CHOICES = {"emit": ("ast", *EMITTERS)}
 
 
 def run(options: Options) -> None:
+    """Run `mtfc compile`: print what the options ask for, or the list of passes."""
     if options.passes == LIST:
         write_text(options.output, list_passes())
         return

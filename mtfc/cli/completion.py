@@ -24,6 +24,7 @@ CHOICES = {"shell": SHELLS}
 
 
 def run(options: Options) -> None:
+    """Print the completion script of a shell, with the topics, machines and file names that options take."""
     from mtfc.cli.command import make_parser
     from mtfc.driver.data.packages import import_package
     from mtfc.driver.help_pages import topics

@@ -169,6 +169,7 @@ def _memory_bytes() -> int | None:
 
 
 def _lines(record: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of the report: versions, packages by extra, devices, and backends."""
     version = f"mtfc {record['version']}" if record["version"] else "mtfc, not installed"
     memory = f", {record['memory_bytes'] / GIB:.1f} GiB of memory" if record["memory_bytes"] else ""
     yield f"{version}, Python {record['python']}, {record['platform']}, {record['cores']} cores{memory}"

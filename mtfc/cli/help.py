@@ -17,6 +17,7 @@ OPTIONS = "  [TOPIC]  a page, a diagnostic, a command, or a module of the librar
 
 
 def run(options: Options) -> int:
+    """Run `mtfc help`: list the topics, or print the page of one; a command without a page prints its own help."""
     from mtfc.cli.command import SUBCOMMANDS, main
     from mtfc.driver.help_pages import grouped, page, topics
 

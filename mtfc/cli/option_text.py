@@ -174,6 +174,10 @@ def _add(
     choices: Mapping[str, Sequence[str]],
     defaults: dict[str, object],
 ) -> None:
+    """Add the argument or option that a line of help text describes to a group of a parser.
+
+    required: the names of required options. choices, defaults: by name of the option, and by field.
+    """
     if match := ARGUMENT.fullmatch(line):
         bracket, value, several, about = match.groups()
         name, number = value.lower() + "s" * bool(several), "?" if bracket else "+" if several else None

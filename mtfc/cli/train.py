@@ -94,6 +94,7 @@ def _write_report(options: Options) -> None:
 
 
 def _run(given: TrainOptions, options: Options) -> int:
+    """Train, print the summary on the leading host, and return the status."""
     done = train_model(given, options.sources, sys.stdout if options.format == "text" else None)
     if done.leads:
         options.print(done.summary.record, done.summary.table)

@@ -44,7 +44,7 @@ def watched() -> Iterator[Activities]:
 
 @contextmanager
 def doing(what: str) -> Iterator[None]:
-    """Name an activity while it goes on."""
+    """Name an activity while it goes on. what: the words that the user sees."""
     found = _WATCHED.get()
     if found is None:
         yield
@@ -96,5 +96,5 @@ def progress_to(receiver: Progress) -> Iterator[None]:
 
 
 def report_progress(doing: str, cost: float | None = None, bound: float | None = None) -> None:
-    """Report the present activity of a search, and the best cost and bound so far where these are known."""
+    """Report the present activity of a search, with the best cost and the bound so far if they are known."""
     PROGRESS.get()(doing, cost, bound)

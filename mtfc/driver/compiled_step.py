@@ -170,6 +170,7 @@ def compilations(program: Program, function: str, target: CompileTarget) -> Sequ
     count = program.placed_on.devices
 
     def run() -> Iterator[XlaProgram]:
+        """Yield the compiled function. Raises `Unavailable` if the mesh does not fit the machine."""
         from mtfc.backends.jax.runtime import lowered
 
         try:

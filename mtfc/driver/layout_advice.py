@@ -45,6 +45,10 @@ class _Predictor:
     def __call__(
         self, program: Program, eqn: Equation, mesh: Mesh, layout: Layout, others: Sequence[Layout]
     ) -> Sequence[float] | None:
+        """Return the factors by which other layouts would make an equation faster; None after too many compiled programs.
+
+        Of a large program only the equation alone is simulated.
+        """
         if len(others) >= self.left or Topology.of(mesh, self.hardware).overfull():
             return None
         self.left -= 1 + len(others)

@@ -119,7 +119,10 @@ def _page(
     expressions: Mapping[str, Any],
     search: Mapping[str, Any] | None,
 ) -> ReportPage:
+    """Return the page of one layout, or of several side by side.
 
+    expressions: formulas for JSON. search: the record of a search.
+    """
     data = report_json(layouts, hardware, sources.with_library(), expressions, search)
     title = (
         f"{layouts[0].program.name}: layouts side by side" if len(layouts) > 1 else layouts[0].program.name
@@ -133,6 +136,7 @@ def _page_of(title: str, data: Mapping[str, Any]) -> ReportPage:
 
 
 def _multi_mesh_page(selection: Selection, target: str | None, sources: Sources) -> ReportPage:
+    """Return the page of layouts on several meshes."""
     hardware = _hardware(target, selection.multi_mesh, selection, sources)
     if target is None:
         for case in selection.multi_mesh:
@@ -158,6 +162,7 @@ def _titled(
 
 
 def _placements_page(selection: Selection, target: str | None, sources: Sources) -> ReportPage:
+    """Return the page of placements, on the target or on a machine of the file with enough devices."""
     from mtfc.driver.searching.search import DEFAULT_TARGET
 
     placements = selection.placements

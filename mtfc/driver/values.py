@@ -195,6 +195,7 @@ def _rules(rules: Mapping[str, Axes | Mapping[str, Axes | int]], has_sections: b
 
 
 def _entry(key: object, value: object, has_sections: bool) -> str:
+    """Return the text of an entry of a layout that is given as a mapping. has_sections: rules may stand within the entry."""
     if not isinstance(key, str) or not KEY.fullmatch(key.strip()):
         raise UsageError(f"layout has the key {key!r}, which is no name: {RULE}")
     if key.strip() == "allow" and has_sections and (codes := _codes(value)):

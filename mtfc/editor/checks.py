@@ -116,6 +116,7 @@ def _page(code: str) -> lsp.CodeDescription | None:
 def _related(
     diagnostic: Diagnostic, place: Span, documents: OpenDocuments
 ) -> Iterator[lsp.DiagnosticRelatedInformation]:
+    """Yield the further places of a diagnostic that are in open documents."""
     own = (Label(diagnostic.span, "here"),) if place != diagnostic.span else ()
     buffers: dict[str, TextBuffer | None] = {}
     for label in (*own, *diagnostic.labels):

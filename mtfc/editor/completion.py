@@ -164,6 +164,7 @@ def cursor_at(text: str, line: int, column: int) -> Cursor:
 
 
 def _cursor(before: Sequence[Token], line: int, column: int, word: str, in_comment: bool) -> Cursor:
+    """Return the cursor: the statement and the open brackets around it. before: the tokens before the word that is typed."""
     stack: list[tuple[int, int]] = []  # (index of an open bracket, start of the statement before it)
     start = top = 0
     for i, token in enumerate(before):
@@ -470,6 +471,7 @@ class Completion:
 def _information(
     each: CallSignature, entries: Sequence[Sequence[Token]], is_generic: bool
 ) -> SignatureInformation:
+    """Return the signature of a call, with the parameter that is being typed. entries: the tokens of each argument so far."""
     parameters = [(name, name) for name in each.generics] if is_generic else each.parameters
     entry = [token for token in entries[-1] if token.text != "\n"]
     active = min(len(entries) - 1, len(parameters))

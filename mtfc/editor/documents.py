@@ -200,6 +200,10 @@ class EditorSources(Sources):
     """Texts for one check, from open buffers first. `wanted` are the files that imports have asked for, found or not."""
 
     def __init__(self, texts: OpenTexts) -> None:
+        """Start a check.
+
+        open: the texts of open buffers.
+        """
         super().__init__()
         self.open = texts
         self.wanted: set[str] = set()

@@ -135,6 +135,7 @@ class _Candidates:
         return [span for span in self.diagnostic.spans if span.file == self.buffer.file]
 
     def all(self) -> Iterator[Fix]:
+        """Yield all fixes of a diagnostic. Code in its help is inserted, together with the declarations that the code needs."""
         help = self.diagnostic.help or ""
         yield from self._meant(help)
         codes = [code for code in CODE.findall(help) if code not in WARNINGS]
@@ -350,6 +351,10 @@ class _Candidates:
                 yield Fix(f"Rename `{old}` to `{new}` where `{decl.name.text}` computes", tuple(changes))
 
     def _renamed_in(self, decl: ast.ModelDecl, old: str, new: str) -> Iterator[Change]:
+        """Yield the changes that rename a dimension in a model.
+
+        Inputs and parameters keep their dimension; their uses are renamed.
+        """
         declared: list[ast.Input | ast.Param] = [
             *decl.inputs,
             *(each for each in statements(decl.body) if isinstance(each, ast.Param)),

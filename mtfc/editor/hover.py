@@ -67,7 +67,7 @@ def dimension(symbol: DeclaredSymbol, figures: CaseFigures | None) -> str:
 
 
 def values(symbol: DeclaredSymbol, statement: Span | None, figures: CaseFigures | None) -> str:
-    """Return the types of the values that a statement defines, and what one device has of each."""
+    """Return the types of the values that a statement defines, and the part of each that one device has."""
     if figures is None or statement is None:
         return ""
     found = defined_in(figures.values, symbol.name, statement)
@@ -89,7 +89,7 @@ def _value_text(each: ValueFigures, mesh: Mesh) -> str:
 
 
 def line(figures: CaseFigures | None, file: str, number: int) -> str:
-    """Return what a line computes, sends and stores on one device in a step, and the reasons for what it sends."""
+    """Return the work, the transfers and the memory of a line on one device in a step, and the reasons for its transfers."""
     found = figures.lines.get((file, number)) if figures else None
     if figures is None or found is None:
         return ""

@@ -105,6 +105,10 @@ class FiguresQueue:
     """The figures of all open files. A file with a new text has new wishes, and those for the old text are dropped."""
 
     def __init__(self) -> None:
+        """Start without wishes.
+
+        _runner: works on the wishes. _asked: the present wish, its start, and its work.
+        """
         self.worker = Worker()
         self._wishes: dict[str, _Wish] = {}
         self._runner: asyncio.Task[None] | None = None

@@ -99,7 +99,7 @@ def names_of_body(decl: Body, file: Declarations | None = None) -> BodyNames:
 
 
 def _bound(node: ast.Node) -> Iterator[DeclaredSymbol]:
-    """Yield the symbols that a node declares or binds, without those inside of it."""
+    """Yield the symbols that a node declares or binds, but not the symbols inside of it."""
     for field, how in READERS.get(type(node), {}).items():
         if isinstance(how, _Named) and how.is_bound:
             names = (each for each in _nodes(node, field) if isinstance(each, ast.Name))
@@ -199,6 +199,8 @@ def _devices_and_links(decl: ast.Node | None) -> Symbols:
 
 @attrs.frozen
 class _Resolver:
+    """Finds the symbols that names mean in one file. Each method yields the names in a node of its kind."""
+
     file: Declarations
     project: Project
 

@@ -101,6 +101,10 @@ class Server(LanguageServer):
     """The state of a server. chosen: the layout that is chosen for a model, by file. searched: results of searches."""
 
     def __init__(self) -> None:
+        """Start without documents.
+
+        target: the machine that predictions are for. searches: the process of searches.
+        """
         super().__init__(NAME, installed_version() or "0", protocol_cls=_Protocol)
         self.documents = OpenDocuments()
         self.figures = FiguresQueue()
@@ -346,6 +350,7 @@ def definition(view: View, params: lsp.DefinitionParams) -> lsp.Location | None:
 
 @feature(lsp.TEXT_DOCUMENT_REFERENCES)
 def find_references(view: View, params: lsp.ReferenceParams) -> list[lsp.Location]:
+    """Return the places of the symbol at a position, in all open files and their imports."""
     found = view.at(params.position)
     if found is None:
         return []
@@ -361,6 +366,7 @@ def find_references(view: View, params: lsp.ReferenceParams) -> list[lsp.Locatio
 
 @feature(lsp.TEXT_DOCUMENT_DOCUMENT_HIGHLIGHT)
 def highlight(view: View, params: lsp.DocumentHighlightParams) -> list[lsp.DocumentHighlight]:
+    """Return the places in the file of the symbol at a position."""
     found = view.at(params.position)
     kinds = {"used": lsp.DocumentHighlightKind.Read}
     return [
@@ -449,6 +455,7 @@ def _completion(view: View, position: lsp.Position) -> completion.Completion:
 
 @feature(lsp.TEXT_DOCUMENT_COMPLETION, lsp.CompletionOptions(trigger_characters=[".", "[", ":"]))
 def complete(view: View, params: lsp.CompletionParams) -> lsp.CompletionList:
+    """Return completions for the word before a position."""
     found = _completion(view, params.position)
     items = found.items()
     word = found.cursor.word
@@ -522,6 +529,7 @@ async def code_actions(view: View, params: lsp.CodeActionParams) -> list[lsp.Cod
 
 
 def _actions(view: View, params: lsp.CodeActionParams) -> Iterator[lsp.CodeAction]:
+    """Yield the fixes of all diagnostics in a range."""
     file, buffer = view.buffer.file, view.buffer
     first, last = params.range.start.line + 1, params.range.end.line + 1
 

@@ -94,6 +94,7 @@ def classified(text: str) -> Iterator[tuple[Token, TokenKind | None]]:
 
 
 def _kind(token: Token, code: Sequence[Token], index: int) -> TokenKind | None:
+    """Return the kind by which a token is coloured; None for a new line. code: all tokens, of which this one has the index."""
     if token.kind == SEPARATOR:
         return None if token.text == "\n" else "punctuation"
     if token.kind in KINDS_OF_TOKENS:

@@ -73,6 +73,10 @@ class Graph(GraphWriter):
     """
 
     def __init__(self, name: str) -> None:
+        """Start an empty model. The fields hold the statements of the file by kind.
+
+        _minimized: the loss.
+        """
         super().__init__(name)
         self._inputs: list[GraphTensor] = []
         self._declarations: list[str] = []
@@ -156,7 +160,10 @@ class Graph(GraphWriter):
     def _written(
         self, made: GraphTensor, text: str, given: Sequence[GraphTensor] = (), in_loops: bool = False
     ) -> GraphTensor:
-        """Append the declaration of a variable, after it is checked. Return the variable."""
+        """Append the declaration of a variable, after it is checked. Return the variable. made: the variable.
+
+        given: the tensors that the text reads.
+        """
         self._check([text], given, in_loops)
         self._body.names.add(made.name)
         self.write(text)
@@ -201,6 +208,10 @@ class Graph(GraphWriter):
     def _declared(
         self, name: str, dims: Sequence[Dim | str], dtype: Any, sizes: Mapping[str, int]
     ) -> GraphTensor:
+        """Return a new tensor with a name, dims and a dtype; refuse a name that is taken, and an unknown dtype.
+
+        sizes: further dims by name, which are declared here.
+        """
         self._check_open()
         self._identifier(name, "a variable")
         if name in self._body.names:
@@ -324,6 +335,10 @@ class Graph(GraphWriter):
     def _looped(
         self, head: str, dim: Dim, checked: str, slices: Sequence[GraphTensor] = ()
     ) -> Iterator[GraphLoop]:
+        """Write a loop around the statements of a `with` block, and yield the loop.
+
+        slices: tensors with a slice for each iteration.
+        """
         body, around = self._body, self.loop
         loop = GraphLoop(self, dim, around, checked)
         loop.slices.extend(attrs.evolve(each, loop=loop) for each in slices)
@@ -336,7 +351,10 @@ class Graph(GraphWriter):
             self.write("}", _indent=self._depth())
 
     def _condition(self, made: Callable[[], GraphTensor] | None) -> str:
-        """Return the condition of a loop as text: a call of a function of the variables that it reads."""
+        """Return the condition of a loop as text: a call of a function of the variables that it reads.
+
+        made: the user's function, which is called once.
+        """
         if made is None:
             return ""
         if not callable(made):
@@ -385,7 +403,7 @@ class Graph(GraphWriter):
         name: str | None,
         sharing: str | None,
     ) -> Any:
-        """Append a call of a function of the model. Return its results."""
+        """Append a call of a function of the model. Return its results. made: the function of Python."""
         self._check_open()
         text, types = self._traced(made, getattr(made, "__name__", "function"), arguments, keywords)
         results = self._bound(f"{text}{self._named('as', name)}{self._named('sharing', sharing)}", types)
@@ -394,23 +412,26 @@ class Graph(GraphWriter):
     def _traced(
         self, made: Callable[..., Any], name: str, arguments: Sequence[Any], keywords: Mapping[str, Any]
     ) -> tuple[str, Sequence[TensorType]]:
-        """Write the statements of a function of Python as a function of the model. Return a call of it, and its types."""
-        around, body = self._body, GraphBody(made, self._body)
-        if any(each.made is made for each in around.outwards()):
+        """Write the statements of a function of Python as a function of the model. Return a call of it, and its types.
+
+        made: the function of Python.
+        """
+        outer_body, body = self._body, GraphBody(made, self._body)
+        if any(each.made is made for each in outer_body.outwards()):
             self.refuse(f"`{name}` calls itself: the statements of a function are written once")
         bound = signature(made).bind(*arguments, **keywords)
         for key, value in bound.arguments.items():
             bound.arguments[key] = self._given(value, key, body)
         self._body = body
         try:
-            found = made(*bound.args, **bound.kwargs)
-            results = list(found) if isinstance(found, list | tuple) else [found]
+            returned_value = made(*bound.args, **bound.kwargs)
+            results = list(returned_value) if isinstance(returned_value, list | tuple) else [returned_value]
             if not results or not all(isinstance(each, GraphTensor) for each in results):
-                shown = "nothing" if found is None else repr(found)[:60]
+                shown = "nothing" if returned_value is None else repr(returned_value)[:60]
                 self.refuse(f"`{name}` returns tensors, found {shown}")
             returned = ", ".join(map(self.text_of, results))
         finally:
-            self._body = around
+            self._body = outer_body
         types = [each.type for each in results]
         of_results = ", ".join(map(type_text, types))
         head = f"({arguments_text({key: each.type for key, each in body.given.items()})}) -> "
@@ -421,7 +442,10 @@ class Graph(GraphWriter):
         return f"{written}({', '.join(map(self.text_of, body.given.values()))})", types
 
     def _function(self, wanted: str, key: Sequence[str], lines: list[str]) -> str:
-        """Return the name of the function with these statements, which is made if there is none. key: them without comments."""
+        """Return the name of the function with these statements, which is made if there is none. key: them without comments.
+
+        wanted: the name, if it is free.
+        """
         wanted = wanted if NAME.fullmatch(wanted) and wanted not in RESERVED else "function"
         text, name, number = "\n".join(key), wanted, 2
         while name in BUILTINS or self._functions.get(name, (text,))[0] != text:

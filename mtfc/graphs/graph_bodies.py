@@ -27,10 +27,11 @@ RESULTS = re.compile(r"1 name for (?:the )?(\d+) values")
 class GraphBody:
     """The body of the model, or of a function.
 
-    made: the function of Python that makes the function. around: the body that calls it. loop: the loop whose statements are
-    written now. given: the arguments by name, each with the value that the call passes. captured: those arguments that the
-    function reads from around it. states: the declaration and the loop of each state. once: statements that may stand in
-    the body once.
+    made: the Python function that was traced to write this body. around: the body that calls this one. loop: the loop whose
+    statements are being written. lines: the statements, each with its text, place and depth. names: the names in use. given:
+    the arguments by name, each with the value that the call passes. captured: the arguments that the function reads from around
+    it. states: the declaration and the loop of each state. once: the written statements
+    that a body may have only once.
     """
 
     made: object = None
@@ -85,9 +86,10 @@ def check_statements(
     loops: Sequence[str] = (),
     returned: str = "checked__",
 ) -> StatementCheck:
-    """Check statements of a model. head: declarations before it. loops: the first lines of the loops around the last statement.
+    """Check statements of a model. head: declarations before it. loops: the first lines of the loops around the last
+    statement.
 
-    returned: the names of the values whose types are wanted.
+    returned: the names of the values whose types are wanted. given: the types of the values that are read.
     """
     body = [*lines[:-1], *(f"{each} {{" for each in loops), *lines[-1:], *("}" for _ in loops)]
     body += ["checked__ = zeros([])"] if returned == "checked__" else []

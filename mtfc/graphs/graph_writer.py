@@ -127,7 +127,7 @@ for _name, _symbol in {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==",
 class GraphLoop:
     """A `repeat` or `scan` of a graph. slices: for `scan`, the slice of each tensor, in order.
 
-    head: a first line of the same kind, for checks of statements.
+    head: a first line of the same kind, for checks of statements. around: the loop around it.
     """
 
     graph: GraphWriter
@@ -173,6 +173,10 @@ class GraphWriter:
     """The statements of a graph: the base of `Graph`, which adds declarations, loops and functions."""
 
     def __init__(self, name: str) -> None:
+        """Start an empty body.
+
+        _is_open: statements may be added. _imports: the imported modules.
+        """
         self.name = self._identifier(name, "a graph")
         self._body = GraphBody()
         self._is_open = True
@@ -325,6 +329,11 @@ class GraphWriter:
         return f"({text[1:-1]})" if key == "padding" and isinstance(value, list | tuple) else text
 
     def _variable(self, value: GraphTensor) -> str:
+        """Return the name of a value in the body that is being written; refuse a value of another graph, or of a loop that has
+        ended.
+
+        A value of a body around this one is captured.
+        """
         if value.graph is not self:
             self.refuse(f"`{value.name}` is a value of another graph, `{value.graph.name}`", None, value)
         if value.body is not self._body:
@@ -365,6 +374,7 @@ class GraphWriter:
         return self.text_of(value) if isinstance(value, list | tuple) else self._dim(value).name
 
     def _number(self, value: Argument) -> str:
+        """Return the text of a number, also of a scalar of NumPy or JAX; refuse anything else."""
         number = value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
         if isinstance(number, bool):
             return "true" if number else "false"

@@ -77,11 +77,7 @@ def part_at(span: Span | None, parts: Sequence[MeshPart]) -> int | None:
 
 
 class _Labelling:
-    """The labels of one function, as far as they are known.
-
-    copied: values that each mesh computes for itself. made, homes: value or argument -> its part. updated: the place of a
-    parameter's declaration -> the part that stores it.
-    """
+    """The labels of one function, as far as they are known."""
 
     def __init__(
         self,
@@ -90,6 +86,12 @@ class _Labelling:
         training: Span | None,
         slices: Mapping[Value, Value],
     ) -> None:
+        """Start without labels.
+
+        parts: the meshes. rest: the mesh of whatever no line places. training: the place of the `train` block. slices: slice
+        -> the whole that it is cut from. copied: values that each mesh computes for itself. made, homes: value or argument ->
+        its part. updated: the place of a parameter's declaration -> the part that stores it.
+        """
         self.function, self.parts, self.training, self.slices = function, parts, training, slices
         self.rest = rest_of(parts)
         self.copied: set[Value] = set()
@@ -98,6 +100,10 @@ class _Labelling:
         self.updated: dict[Span, int] = {}
 
     def labels(self) -> MeshLabels:
+        """Return the mesh of each equation that is placed, and the home of each argument.
+
+        An equation runs on the mesh of its line, of its operands, or else on the rest.
+        """
         self._note_copied()
         own = {eqn: part_at(eqn.span, self.parts) for eqn in self._placed()}
         readers = self._first_readers(own)
@@ -116,6 +122,7 @@ class _Labelling:
         return (eqn for eqn in self.function.body if eqn.results[0] not in self.copied)
 
     def _note_copied(self) -> None:
+        """Note the values that follow from the step's number alone, and slices: each mesh computes them for itself."""
         known = {a.value for a in self.function.arguments if a.role == "step"}
         for eqn in self.function.body:
             if known.issuperset(eqn.operands) and not eqn.regions and not has_trait(eqn, "random"):
@@ -123,7 +130,10 @@ class _Labelling:
         self.copied = known | self.slices.keys()
 
     def _first_readers(self, own: Mapping[Equation, int | None]) -> dict[Value, int]:
-        """Return the part of the first equation that reads an argument, before the update if there is one."""
+        """Return the part of the first equation that reads an argument, before the update if there is one.
+
+        own: the part of each equation's line.
+        """
         found = dict[Value, int]()
         for is_update in (False, True):
             for eqn in own:
@@ -134,6 +144,9 @@ class _Labelling:
         return found
 
     def _home(self, argument: Argument, readers: Mapping[Value, int]) -> int:
+        """Return the mesh that stores an argument: a state's is that of its parameter, others have that of their line or
+        first reader.
+        """
         if argument.role == "state":
             owner = argument.value.name
             named = {value.name: home for value, home in self.homes.items()}
@@ -144,6 +157,10 @@ class _Labelling:
         return readers.get(argument.value, self.rest) if declared is None else declared
 
     def _label(self, eqn: Equation, own: int | None) -> int:
+        """Return the mesh of an equation. own: the mesh of the equation's line, if the line has one.
+
+        Updates run where their parameter lives. A sum of gradients runs where all of its operands are.
+        """
         if eqn.stage == "update":
             home = self.updated.get(eqn.span) if eqn.span else None
             return self._of_operands(eqn) if home is None else home

@@ -45,8 +45,11 @@ def written_out(program: Program, function: Function) -> WrittenOut:
 def _append(
     builder: Builder, new: Substitution, loop: Equation, one: Dim, slices: dict[Value, Value]
 ) -> dict[Equation, int]:
-    """Append the iterations of a loop, and add to `slices`; return the number of the iteration of each equation."""
-    found = dict[Equation, int]()
+    """Append the iterations of a loop, and add to `slices`; return the number of the iteration of each equation.
+
+    new: receives the results. one: a dimension of size 1. slices: slice -> the whole.
+    """
+    iteration_of = dict[Equation, int]()
     carries: dict[str, Value] = {a.value.name: v for v, a in pairs(loop) if a.role == "carried"}
     for number in range(dim_of(loop).size):
         region = fresh_copy(region_of(loop))
@@ -58,18 +61,18 @@ def _append(
                 inside[argument.value] = operand
             else:
                 builder.span = _first_reader(argument.value, region)
-                own = _slice(builder, operand, dim_of(loop), number, one)
-                inside[argument.value] = own
-                slices |= dict.fromkeys((own, *builder.body[-1].operands), operand)
+                slice_ = _slice(builder, operand, dim_of(loop), number, one)
+                inside[argument.value] = slice_
+                slices |= dict.fromkeys((slice_, *builder.body[-1].operands), operand)
         for eqn in region.body:
             for value in eqn.results:
                 inside[value] = Value(builder.names.fresh(value.name), value.type)
             builder.append(inside.equation(eqn))
         carries = {str(o.updates): inside[o.value] for o in region.outputs}
-        found |= dict.fromkeys(builder.body[start:], number)
+        iteration_of |= dict.fromkeys(builder.body[start:], number)
     for result, output in zip(loop.results, region_of(loop).outputs, strict=True):
         new[result] = carries[str(output.updates)]
-    return found
+    return iteration_of
 
 
 def _slice(builder: Builder, stack: Value, dim: Dim, number: int, one: Dim) -> Value:

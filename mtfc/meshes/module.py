@@ -161,6 +161,7 @@ class _JaxModule(_Module):
     files = JAX_FILES
 
     def text(self) -> str:
+        """Return the text of the module."""
         program = self.program
         sections = [
             jax.overlap(),
@@ -210,6 +211,7 @@ class _NumpyModule(_Module):
     files = NUMPY_FILES
 
     def text(self) -> str:
+        """Return the text of the module."""
         sent = definitions(numpy.PRELUDE)["SENT"]
         sections = [
             f"{self.mesh_tables()}\n{self.tables()}\n{numpy.narrowed(self.program)}\n{sent}",
@@ -236,6 +238,10 @@ class _Calls:
     """Writes a function that calls its segments in order, and deletes each value after its last use."""
 
     def __init__(self, module: _Module, function: CutFunction) -> None:
+        """Start a function.
+
+        form: its signature. names: those of segments. travels: arrays between meshes. reads: the variables that results read.
+        """
         self.module, self.function = module, function
         self.form = FORMS[function.name]
         self.names = module.multi_mesh.segment_names(function)
@@ -245,6 +251,7 @@ class _Calls:
         self.reads: list[str] = []
 
     def text(self) -> str:
+        """Return the definition of the function: a task for each segment and each array that is sent, and then the results."""
         function = self.function.whole
         for number, segment in enumerate(self.function.segments):
             self._send_to(number)
@@ -268,6 +275,7 @@ class _Calls:
                 self._task(f"sent_{number} = {text}", [f"sent_{number}"])
 
     def _call(self, number: int, segment: Segment) -> str:
+        """Return the call of a segment's function with the dicts that it takes, broken over lines if the call is long."""
         groups: dict[str, list[tuple[str, str]]] = {role: [] for role in OF_SEGMENT.takes}
         for argument in segment.function.arguments:
             name = argument.value.name
@@ -285,7 +293,10 @@ class _Calls:
         return f"{head}\n{indent(''.join(f'{each},{chr(10)}' for each in given), '    ')})"
 
     def _read(self, name: str, wanted: MeshPlace) -> str:
-        """Return the text of a value where a segment needs it. A value that several segments need there is sent once."""
+        """Return the text of a value where a segment needs it. A value that several segments need there is sent once.
+
+        wanted: the place where the segment needs it.
+        """
         for number, each in enumerate(self.travels):
             if each.value == name and each.reader is not None and each.target.is_as(wanted):
                 self.reads.append(f"sent_{number}")

@@ -107,6 +107,10 @@ def travels(multi_mesh: MultiMeshProgram, function: CutFunction) -> Iterator[Tra
     def travel(
         name: str, wanted: MeshPlace, maker: int | None, found: MeshPlace, reader: int | None
     ) -> Travel:
+        """Return the travel of a value to the place where it is wanted. maker, reader: the segments at both ends.
+
+        wanted, found: the places at both ends.
+        """
         mesh = multi_mesh.meshes[wanted.part]
         size = wanted.type.local_bytes(mesh) * mesh.devices
         return Travel(name, spans.get(name), found, wanted, size, maker, reader)
@@ -155,18 +159,18 @@ def _memory(multi_mesh: MultiMeshProgram, function: CutFunction, part: int) -> M
     for number, each in enumerate(function.segments):
         if each.part != part:
             continue
-        own = memory_of(each.function, mesh, Numbers(mesh))
+        segment_memory = memory_of(each.function, mesh, Numbers(mesh))
         new += [(spans[name], place.type.local_bytes(mesh)) for name, place in each.updated.items()]
         waiting = [
             held for name, held in made.items() if last.get(name, 0) > number and name not in each.arguments
         ]
-        there = [*_other_than_stored(each.function, own), *new, *waiting]
+        occupied = [*_other_than_stored(each.function, segment_memory), *new, *waiting]
         made |= {name: (lines[name], place.type.local_bytes(mesh)) for name, place in each.outputs.items()}
-        if _bytes(there) > _bytes(fullest):
-            fullest, peak = there, own.peak
+        if _bytes(occupied) > _bytes(fullest):
+            fullest, peak = occupied, segment_memory.peak
     if not any(each.part == part for each in function.segments):
         fullest = [(spans[name], sizes[name]) for name in stored if roles[name] == "input"]
-    kept = [(spans[name], sizes[name]) for name in stored if roles[name] in ("parameter", "state")]
+    stored_arrays = [(spans[name], sizes[name]) for name in stored if roles[name] in ("parameter", "state")]
     return MemoryUse(
         parameters=sum(sizes[name] for name in stored if roles[name] == "parameter"),
         gradients=0,
@@ -174,8 +178,8 @@ def _memory(multi_mesh: MultiMeshProgram, function: CutFunction, part: int) -> M
         activations_peak=_bytes(fullest),
         peak=peak,
         kept=(),
-        stored=tuple(kept),
-        occupied=(*kept, *fullest),
+        stored=tuple(stored_arrays),
+        occupied=(*stored_arrays, *fullest),
     )
 
 

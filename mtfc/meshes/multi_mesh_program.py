@@ -139,9 +139,9 @@ def _lowered(found: CutFunction) -> CutFunction:
         assert layout is not None, "a segment has a layout"
         values = tuple((f"input.{name}", _rules(place.type)) for name, place in there)
         placed = attrs.evolve(segment.program, layout=attrs.evolve(layout, values=(*layout.values, *values)))
-        each = Segment(segment.part, run(placed, partitioning()))
-        lowered.append(each)
-        made |= each.outputs
+        lowered_segment = Segment(segment.part, run(placed, partitioning()))
+        lowered.append(lowered_segment)
+        made |= lowered_segment.outputs
     return attrs.evolve(found, segments=tuple(lowered))
 
 

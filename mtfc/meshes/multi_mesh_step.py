@@ -121,10 +121,10 @@ class _TimedStep:
         for number, (part, step) in enumerate(zip(self.parts, self.steps, strict=True)):
             arriving = list(self._travels_to(number))
             yield from arriving
-            before = [last[part]] if part in last else []
+            previous = [last[part]] if part in last else []
             last[part] = self._segment(number)
-            after = (*before, *(each.id for each in arriving))
-            yield Task(last[part], self.meshes[part].name, step.seconds, after)
+            awaited = (*previous, *(each.id for each in arriving))
+            yield Task(last[part], self.meshes[part].name, step.seconds, awaited)
         yield from self._travels_to(None)
 
     def _travels_to(self, reader: int | None) -> Iterator[Task]:

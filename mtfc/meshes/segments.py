@@ -63,7 +63,10 @@ class Segment:
 
 @attrs.frozen(eq=False)
 class CutFunction:
-    """A function in segments, in the order in which they start. homes: argument or value -> the number of its part."""
+    """A function in segments, in the order in which they start. homes: argument or value -> the number of its part.
+
+    whole: the function before it is cut.
+    """
 
     whole: Function
     segments: tuple[Segment, ...]
@@ -107,9 +110,14 @@ def cut(program: Program, function: Function, parts: Sequence[MeshPart]) -> CutF
 
 
 class _Cut:
-    """The cut of one function. makers: value -> the equation that computes it. homes: argument or value -> its part."""
+    """The cut of one function."""
 
     def __init__(self, program: Program, function: Function, parts: Sequence[MeshPart]) -> None:
+        """Write out the function's loops over micro-batches, and label its equations.
+
+        micro: equation -> its micro-batch. labels: the part of each equation. makers: value -> the equation that computes it.
+        homes: argument or value -> its part. alone: outputs that no part computes.
+        """
         out = written_out(program, function)
         self.program, self.function = out.program, out.function
         self.parts, self.micro = parts, out.micro_batches
@@ -170,7 +178,10 @@ class _Cut:
         read: Mapping[Value, set[int]],
         stored: Collection[str],
     ) -> Segment:
-        """Return a segment. last: value -> the segment that has it last. read: value -> the segments that read it."""
+        """Return a segment. last: value -> the segment that has it last. read: value -> the segments that read it.
+
+        number: that of the segment. part: its mesh. stored: the names of stored arrays.
+        """
         leaving = [output for output in self.function.outputs if last.get(output.value) == number]
         updating = {o.name: o for o in leaving if o.updates is not None and self._is_at_home(o, part)}
         handed_out = [value for value in self._results(body) if read.get(value, set()) - {number}]
@@ -240,12 +251,17 @@ Waiting = tuple[int, bool, int]
 class _Schedule:
     """The order of segments, from a rough simulation: an equation takes time in proportion to the elements of its results.
 
-    A mesh takes, of what is ready, the earliest micro-batch, and there first what other meshes wait for. So the backward pass of
-    a micro-batch comes before the forward pass of a later one, as in a pipeline of one forward, one backward, and values of few
-    micro-batches are there at once.
+    A mesh takes, of what is ready, the earliest micro-batch, and there first what other meshes wait for. So the backward pass
+    of a micro-batch comes before the forward pass of a later one, as in a pipeline of one forward, one backward, and values
+    of few micro-batches are there at once.
     """
 
     def __init__(self, of: _Cut) -> None:
+        """Start with all equations waiting.
+
+        waiting: the equations that have not started, by key. known: value -> the time at which it is computed. free: the time
+        at which each mesh is free.
+        """
         self.of = of
         urgent = self._urgent()
         self.waiting: dict[Waiting, list[Equation]] = {}
@@ -283,17 +299,21 @@ class _Schedule:
         return None if None in times else max((time for time in times if time is not None), default=0)
 
     def _take(self, start: int, key: Waiting) -> list[Equation]:
-        inside: dict[Value, int] = {}
+        """Return the waiting equations of a mesh that are ready at a time, in order, and mark their results as known.
+
+        The time of a segment is the number of elements that its equations make.
+        """
+        made_here: dict[Value, int] = {}
         taken, left = list[Equation](), list[Equation]()
         for eqn in self.waiting.pop(key):
-            ready = self._ready(eqn, inside)
+            ready = self._ready(eqn, made_here)
             is_ready = ready is not None and ready <= start
             (taken if is_ready else left).append(eqn)
-            inside |= dict.fromkeys(eqn.results if is_ready else (), start)
+            made_here |= dict.fromkeys(eqn.results if is_ready else (), start)
         if left:
             self.waiting[key] = left
-        end = start + sum(value.type.size for value in inside)
-        self.known |= dict.fromkeys(inside, end)
+        end = start + sum(value.type.size for value in made_here)
+        self.known |= dict.fromkeys(made_here, end)
         self.free[key[2]] = end
         return taken
 

@@ -72,6 +72,7 @@ def declare_placements(
 def _placement(
     decl: ast.PlacementDecl, machines: Mapping[str, Machine | None], scope: Scope
 ) -> DeclaredPlacement | None:
+    """Return a declared placement with its legal operators; None, with a diagnostic, if something is wrong."""
     name = decl.devices.text if isinstance(decl.devices, ast.Name) else None
     machine = machines.get(name) if name is not None else None
     if name in machines and machine is None:
@@ -126,6 +127,10 @@ def _operators(
 def _placed(
     node: ast.OperatorPlacement, devices: DeviceNames, places: dict[str, Span], scope: Scope, is_asked: bool
 ) -> PlacedOperator | None:
+    """Return one entry of a placement; None, with a diagnostic, if it is wrong.
+
+    places: the entries so far, by name. is_asked: the entry is a question of a search, which may leave the devices open.
+    """
     indices = [integer(each, scope) for each in node.indices]
     name = node.path.text + (f"[{', '.join(map(str, indices))}]" if indices else "")
     if name in places:
@@ -186,21 +191,21 @@ def asked_configurations(
     scope = file.for_text()
     prefix = f"placement asked on {devices} = "
     decl = parse_option(prefix, text, "{}", "<--why-not>", ast.PlacementDecl, scope.diagnostics)
-    known = {operator.name: (number, operator) for number, operator in enumerate(graph.operators)}
-    found = {}
+    operators = {operator.name: (number, operator) for number, operator in enumerate(graph.operators)}
+    configurations = {}
     kinds = kinds_in(machine) if isinstance(machine, DeviceGraph) else {}
     for each in _operators(decl.operators, DeviceNames(devices, kinds), scope, is_asked=True):
         parts = prod(degree for _, degree in each.degrees)
-        if each.name not in known:
-            _unknown(each, scope, known)
+        if each.name not in operators:
+            _unknown(each, scope, operators)
         elif parts > devices:
             message = f"`{each.name}` is split into {count(parts, 'part')}, and there are {count(devices, 'device')}"
             scope.error("E318", message, each.span)
         else:
-            number, operator = known[each.name]
-            found[number] = _configuration(each, operator, scope)
+            number, operator = operators[each.name]
+            configurations[number] = _configuration(each, operator, scope)
     scope.diagnostics.raise_if_errors()
-    return found
+    return configurations
 
 
 def _unknown(placed: PlacedOperator, scope: Scope, known: Collection[str]) -> None:

@@ -82,10 +82,10 @@ class _Search:
     def _look(self, bounds: StrategyBounds, allowed: Array) -> list[tuple[float, Array]]:
         """Split a set into smaller ones, with their bounds, that contain every strategy of the set that beats the best."""
         self.sets += 1
-        left = -1
-        while (now := int(allowed.sum())) != left:
-            left, found = now, bounds.of(allowed)
-            allowed = allowed & (found < self._limit)
+        count_before = -1
+        while (count := int(allowed.sum())) != count_before:
+            count_before, lower_bounds = count, bounds.of(allowed)
+            allowed = allowed & (lower_bounds < self._limit)
             if not allowed.any(axis=1).all():
                 return []
         counts = allowed.sum(axis=1)
@@ -94,7 +94,7 @@ class _Search:
             return []
         operator = int(np.argmin(np.where(counts > 1, counts, np.inf)))
         return [
-            (float(found[operator, each]), _only(allowed, operator, each))
+            (float(lower_bounds[operator, each]), _only(allowed, operator, each))
             for each in np.flatnonzero(allowed[operator]).tolist()
         ]
 
@@ -107,6 +107,7 @@ class _Search:
 
 
 def _only(allowed: Array, operator: int, configuration: int) -> Array:
+    """Return the allowed configurations with one configuration of an operator."""
     found = allowed.copy()
     found[operator] = False
     found[operator, configuration] = True

@@ -92,10 +92,7 @@ class PlacementResult:
 
 
 class McmcSearch:
-    """A search for a strategy of one graph, reproducible from a seed.
-
-    restricted: operators with fewer configurations than equal operators. Changes of a whole layer leave them out.
-    """
+    """A search for a strategy of one graph, reproducible from a seed."""
 
     def __init__(
         self,
@@ -104,6 +101,13 @@ class McmcSearch:
         settings: ChainSettings = ChainSettings(),
         restricted: Collection[int] = (),
     ) -> None:
+        """Start a search, whose clock runs from now.
+
+        evaluator: simulates strategies. choices: the configurations of each operator. restricted: operators with fewer
+        configurations than equal operators. Changes of a whole layer leave them out. history: the improvements. first: the
+        evaluations before the search. layers: operators that change together. samples: the sample dimension of each operator.
+        lists: number of parts -> device lists for data parallelism.
+        """
         self.evaluator, self.choices, self.settings = evaluator, choices, settings
         self.random = Random(settings.seed)
         self.begin = time.perf_counter()
@@ -141,21 +145,25 @@ class McmcSearch:
     def _run(
         self, starts: Sequence[EvaluatedStrategy], budget: SearchBudget
     ) -> tuple[EvaluatedStrategy, bool]:
+        """Return the best strategy of the chains from all starts, after descents, and True if no neighbour is better.
+
+        Each chain has an equal part of the time. Chains end early once a strategy fits in memory and the time is over.
+        """
         begin = time.perf_counter()
         found: list[EvaluatedStrategy] = []
         for number, start in enumerate(starts):
             is_over = time.perf_counter() > begin + budget.seconds
             if is_over and any(each.seconds < inf for each in found):
                 break
-            share = begin + budget.seconds * CHAINS * (number + 1) / len(starts)
-            found.append(self.chain(start, budget.proposals, share))
+            chain_end = begin + budget.seconds * CHAINS * (number + 1) / len(starts)
+            found.append(self.chain(start, budget.proposals, chain_end))
         found.sort(key=lambda each: each.seconds)
         best, is_local = found[0], False
         if best.seconds == inf:
             raise NothingFits("no strategy was found whose memory suffices")
-        last = inf if budget.descent is None else self.evaluator.count + budget.descent
+        last_count = inf if budget.descent is None else self.evaluator.count + budget.descent
         for each in found:
-            descended, ended = self.descend(each, begin + budget.seconds, last)
+            descended, ended = self.descend(each, begin + budget.seconds, last_count)
             if descended.seconds < best.seconds or descended is best or each is best:
                 best, is_local = descended, ended
         return best, is_local
@@ -173,7 +181,10 @@ class McmcSearch:
     def _changed(
         self, old: EvaluatedStrategy, changes: Mapping[int, Configuration], limit: float
     ) -> EvaluatedStrategy:
-        """Evaluate a strategy that differs from `old` in some operators."""
+        """Evaluate a strategy that differs from `old` in some operators.
+
+        limit: the seconds from which the strategy is of no use.
+        """
         if not self.settings.full or not changes:
             return self.evaluator.delta(old, changes, limit)
         strategy = tuple(changes.get(i, each) for i, each in enumerate(old.strategy))

@@ -68,14 +68,21 @@ class PartTimes(Protocol):
 
 
 class StepForms:
-    """The forms of the steps of a graph on each kind of device. Each form is added when it is first asked for.
-
-    times: measured times of parts, which come before those of the roofline.
-    """
+    """The forms of the steps of a graph on each kind of device. Each form is added when it is first asked for."""
 
     def __init__(
         self, flow: CotangentFlow, devices: Sequence[Device], times: PartTimes | None = None
     ) -> None:
+        """Start without forms.
+
+        times: measured times of parts, which come before those of the roofline. tables: all forms as arrays for compiled
+        code, the others as tables that grow.
+
+        `_forms` has a row for each form: the number of parts, the number of its first array, and the bytes kept on each kind
+        of device. `_seconds`: the forward and backward seconds on each kind. `_tables` has a row for each array: pieces,
+        bytes of a piece, and the places in `_pool` of its piece numbers and bounds. `_numbers`: signature and degrees -> row
+        of the form.
+        """
         self.flow, self.devices, self.times = flow, tuple(devices), times
         self._forms, self._seconds = _Rows(2 + len(devices), np.int64), _Rows(2 * len(devices), np.float64)
         self._tables, self._pool = _Rows(4, np.int64), _Rows(1, np.int64)
@@ -95,6 +102,7 @@ class StepForms:
         return PartTables(self._forms.array, self._seconds.array, self._tables.array, pool)
 
     def _add(self, step: OperatorStep, parts: OperatorParts) -> int:
+        """Append the form of a step with these parts, and return its row. Each form costs what its middle part costs."""
         local = self.flow.local(step, parts, middle(parts.degrees))
         costs = [part_cost(local, device) for device in self.devices]
         measured = self.times and self.times.seconds(self.flow, step, parts)

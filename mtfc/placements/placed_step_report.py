@@ -61,6 +61,7 @@ class SimulatedPlacement(SimulatedStep[PlacedStep, Machine]):
         return list(events(self.space.evaluator.tasks, self.found))
 
     def _figures(self) -> dict[str, Any]:
+        """Return the figures of the step for JSON, with those of each device."""
         step, is_graph = self.step, isinstance(self.hardware, DeviceGraph)
         return {
             **seconds_json(step.parts),
@@ -92,6 +93,7 @@ class SimulatedPlacement(SimulatedStep[PlacedStep, Machine]):
         }
 
     def _summary(self) -> list[str]:
+        """Return the first lines of the report: the time of the step, its parts, and the busiest ports."""
         unit = "training step" if self.space.graph.loss is not None else "forward pass"
         body = self.space.graph.function.body
         notes = self._rates({eqn.operands[0].type.dtype for eqn in body if has_trait(eqn, "dot")})

@@ -67,12 +67,12 @@ class PlacementSpace:
         """
         if self.everything is None and not self.restricted:
             return strategy
-        others = data_parallel_strategy(self.graph, self.choices, self.main)
+        data_parallel = data_parallel_strategy(self.graph, self.choices, self.main)
         choices = {id(each): each for each in self.choices}
         legal = {key: dict.fromkeys(each) for key, each in choices.items()}
         return tuple(
-            next(each for each in (own, other, *legal[id(choice)]) if each in legal[id(choice)])
-            for own, other, choice in zip(strategy, others, self.choices, strict=True)
+            next(each for each in (own, fallback, *legal[id(choice)]) if each in legal[id(choice)])
+            for own, fallback, choice in zip(strategy, data_parallel, self.choices, strict=True)
         )
 
     def restricted_to(self, asked: Mapping[int, Configuration]) -> PlacementSpace:

@@ -83,6 +83,12 @@ class _Tables:
     def __init__(
         self, tasks: StrategyTasks, choices: Sequence[Sequence[Configuration]], deadline: float
     ) -> None:
+        """Start with empty tables.
+
+        deadline: a time of `time.perf_counter`. parts: the number of parts by [operator, configuration]. updated, shared:
+        times until updates of one, and of two operators end. work: seconds of devices by [pass, operator, configuration,
+        device]. common: seconds of updates that many operators share.
+        """
         self.tasks, self.choices, self.steps = tasks, choices, tasks.graph.steps
         self.deadline = deadline
         self.number = {step: i for i, step in enumerate(self.steps)}
@@ -97,6 +103,7 @@ class _Tables:
         self.common = 0.0
 
     def times(self) -> TransferTimes:
+        """Fill all tables, and return them."""
         graph = self.tasks.graph
         uses: list[ValueUse] = [name.of for name in self.tasks.names if name.kind == "taken"]
         forward, backward = self._compute()
@@ -135,6 +142,10 @@ class _Tables:
         return found
 
     def _of_uses(self, uses: Sequence[ValueUse], between: Callable[[ValueUse], Array]) -> Array:
+        """Return the tables of all uses of values: [use, maker's and user's configuration, maker's and user's task].
+
+        between: returns the times between the tasks of a use in the current strategy.
+        """
         most, known = self.parts.shape[1], dict[object, int]()
         if len(uses) * (most * self.room) ** 2 > MOST:
             raise TablesTooLarge
@@ -169,12 +180,14 @@ class _Tables:
                 yield i, j
 
     def _taken(self, use: ValueUse) -> Array:
+        """Return the times from the end of the maker's tasks to the start of the user's tasks, in the forward pass."""
         sums = [BlockName("summed", use.maker, use.value)] if use.value in use.maker.pending else []
         return self._between(
             BlockName("step", use.maker), *sums, BlockName("taken", use), BlockName("step", use.user)
         )[0]
 
     def _returned(self, use: ValueUse) -> Array:
+        """Return the times from the end of the user's tasks to the start of the maker's tasks, in the backward pass."""
         if not self.tasks.flow.returns(use.value, use.user):
             return np.full((1, 1), -inf)
         sums = [BlockName("collected", use.maker, use.value)] if use.value in use.maker.pending else []
@@ -200,6 +213,10 @@ class _Tables:
         return start[:, last], start[:, last] + blocks.seconds[last]
 
     def _update(self, name: BlockName) -> None:
+        """Add the times and the work of the update of a bundle of parameters, which depends on one or two operators.
+
+        Updates that three or more operators share count with a lower bound.
+        """
         bundle: ParameterBundle = name.of
         operators = list(dict.fromkeys(self.tasks.number[step] for step in bundle.steps))
         own = operators[0]
@@ -215,6 +232,11 @@ class _Tables:
             self.common += self.tasks.update_seconds(size) + self.tasks.norm_seconds(size)
 
     def _update_pair(self, name: BlockName, own: int, other: int) -> None:
+        """Add the update of a bundle whose parameters two operators use.
+
+        The table of each step is indexed by the configurations of its own and of the other operator. The work of the update
+        goes to operator `own`, with the least over the configurations of the other.
+        """
         most = self.parts.shape[1]
         steps = name.of.steps
         tables = {step: np.full((most, most, self.room), -inf) for step in steps}
@@ -229,6 +251,7 @@ class _Tables:
             self.shared.append((self.number[step], other if self.tasks.number[step] == own else own, table))
 
     def _raise(self, found: Array, step: OperatorStep, name: BlockName) -> None:
+        """Raise entries of a table to the time from the end of a step's backward pass to the end of the update, by device."""
         added = BlockName("added", name.of)
         if self.tasks.clips:  # all updates wait for the sum
             least = self._build(name).seconds.max(initial=0.0)
@@ -261,7 +284,7 @@ def starts(before: Array, after: Array, device: Array, seconds: Array, sources: 
     for e in range(len(before)):
         incoming[after[e]] += 1
         only[after[e]] = before[e]
-    found = np.full((sources, count), -np.inf)
+    longest = np.full((sources, count), -np.inf)
     for task in range(count):
         queued, wait = 0.0, 0.0 if task < sources else seconds[task]
         if sources <= task < middle and incoming[task] == 1:
@@ -269,14 +292,14 @@ def starts(before: Array, after: Array, device: Array, seconds: Array, sources: 
                 if incoming[other] == 1 and only[other] == only[task] and device[other] == device[task]:
                     queued += seconds[other]
         for source in range(sources):
-            found[source, task] += queued
-            end = found[source, task] + wait
+            longest[source, task] += queued
+            end = longest[source, task] + wait
             if task < sources:
                 end = 0.0 if task == source else -np.inf
             for e in range(len(before)):
                 if before[e] == task:
-                    found[source, after[e]] = max(found[source, after[e]], end)
-    return found
+                    longest[source, after[e]] = max(longest[source, after[e]], end)
+    return longest
 
 
 @attrs.frozen(eq=False)
@@ -298,9 +321,14 @@ class _StepEdges:
 
 
 class StrategyBounds:
-    """Lower bounds for sets of strategies of a graph."""
+    """Lower bounds for sets of strategies of a graph.
+
+    Edges between steps: `forth` in the forward pass, `back` in the backward pass. `to_loss` and `to_start` lead back from the
+    end of each pass. zero: 0 for the parts that a configuration has, -inf for the others.
+    """
 
     def __init__(self, times: TransferTimes) -> None:
+        """Sort the edges between steps for both passes."""
         self.times = times
         order = np.argsort(times.users, kind="stable")
         makers, users = times.makers[order], times.users[order]
@@ -343,6 +371,7 @@ class StrategyBounds:
         return found
 
     def _longest(self, edges: _StepEdges, first: Array, seconds: Array, allowed: Array) -> Array:
+        """Return the longest path to each step, part by part. first: the least time of each. seconds: the time of parts."""
         found = first.copy()
         raise_along(edges.sources, edges.targets, edges.tables, self.times.operator, seconds, allowed, found)
         return found

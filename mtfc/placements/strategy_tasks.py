@@ -57,7 +57,7 @@ class ValueUse:
 
 @attrs.frozen(eq=False)
 class ParameterBundle:
-    """Parameters with the same users. Their gradients are complete at the same time."""
+    """Parameters with the same users. Their gradients are complete at the same time. steps: the users."""
 
     parameters: tuple[Value, ...]
     steps: tuple[OperatorStep, ...]
@@ -165,6 +165,10 @@ class StrategyTasks:
         times: PartTimes | None = None,
         is_limited: bool = True,
     ) -> None:
+        """Find the blocks of a graph's tasks, and flatten graph and machine to arrays for compiled code.
+
+        is_limited: a strategy must fit into the devices' memory.
+        """
         self.flow, self.graph, self.machine = flow, flow.graph, machine
         kinds = [each.device for each in kinds_of(machine)]
         of = machine.kind_of if isinstance(machine, DeviceGraph) else [0] * devices
@@ -212,6 +216,7 @@ class StrategyTasks:
         return self._set(FlatStrategy(placed.form.copy(), placed.devices.copy()), changes.items())
 
     def _set(self, placed: FlatStrategy, changes: Iterable[tuple[int, Configuration]]) -> FlatStrategy:
+        """Write the configurations of some operators into a flat strategy, and return it."""
         for operator, configuration in changes:
             for i, step in self._steps[operator]:
                 placed.form[i] = self.forms.number(step, configuration.degrees)
@@ -223,6 +228,11 @@ class StrategyTasks:
         return build_blocks(numbers, FlatPlacement(self.flat_graph, self.forms.tables, placed), self.buffers)
 
     def _flat_graph(self, place: Mapping[OperatorStep, int]) -> FlatGraph:
+        """Return the graph as arrays of numbers for `task_graph_builder.py`: a row for each block, bundle of parameters and
+        user of one.
+
+        place: step -> its number.
+        """
         bundles: list[ParameterBundle] = [
             name.of for name in self.names if name.kind in ("updated", "stored")
         ]

@@ -182,6 +182,7 @@ def build_blocks(numbers: Array, placement: FlatPlacement, room: Array) -> TaskB
 
 @jit_internal
 def _empty(count: int, tasks: int, edges: int, devices: int, groups: ReplicaGroups) -> BlockBuffers:
+    """Return room for some blocks with as many tasks and edges as all of them have together."""
     blocks = TaskBlocks(
         np.empty(count + 1, np.int64),
         np.empty(count + 1, np.int64),
@@ -196,6 +197,7 @@ def _empty(count: int, tasks: int, edges: int, devices: int, groups: ReplicaGrou
 
 @jit_no_refcount
 def _build(numbers: Array, placement: FlatPlacement, out: BlockBuffers) -> None:
+    """Write the tasks and edges of blocks into `out`, one block after the other, each by its kind."""
     out.blocks.offsets[0] = out.blocks.edge_offsets[0] = 0
     for i in range(len(numbers)):
         own = numbers[i]
@@ -254,35 +256,35 @@ def _add_pass(own: int, i: int, placement: FlatPlacement, out: BlockBuffers) -> 
 
 
 @jit_inline
-def _add_transfers(own: int, i: int, placement: FlatPlacement, out: BlockBuffers) -> None:
+def _add_transfers(block_number: int, i: int, placement: FlatPlacement, out: BlockBuffers) -> None:
     """Add the transfers of a value to its user's parts, or of its cotangent back to its maker's parts."""
     graph, tables, strategy = placement
-    kind, maker, output, user, taken, is_pending, block, after, dims, item = graph.blocks[own]
-    here, there = strategy.devices[graph.operator[maker]], strategy.devices[graph.operator[user]]
+    kind, maker, output, user, taken, is_pending, block, next_block, dims, item = graph.blocks[block_number]
+    maker_devices, there = strategy.devices[graph.operator[maker]], strategy.devices[graph.operator[user]]
     parts, targets = tables.forms[strategy.form[maker], PARTS], tables.forms[strategy.form[user], PARTS]
-    given = tables.forms[strategy.form[maker], FIRST] + output
-    wanted = tables.forms[strategy.form[user], FIRST] + taken
+    maker_table = tables.forms[strategy.form[maker], FIRST] + output
+    user_table = tables.forms[strategy.form[user], FIRST] + taken
     sums = 0
-    for piece in range(tables.tables[given, PIECES]):
+    for piece in range(tables.tables[maker_table, PIECES]):
         first = sums
         if is_pending:
-            _find_holders(tables, given, piece, parts, here, out.members)
+            _find_holders(tables, maker_table, piece, parts, maker_devices, out.members)
             sums += _tasks_of_sum(out.members, graph)
         for part in range(targets):
-            size = item * _common_elements(tables, given, piece, wanted, part, dims)
+            size = item * _common_elements(tables, maker_table, piece, user_table, part, dims)
             if size == 0:
                 continue
-            giver = _sender(tables, given, piece, parts, here, there[part], part)
+            sender = _sender(tables, maker_table, piece, parts, maker_devices, there[part], part)
             if kind == TAKEN:
-                task = sums - 1 if is_pending else giver
-                ends = _add_transfer(i, here[giver], there[part], size, graph, out)
+                task = sums - 1 if is_pending else sender
+                ends = _add_transfer(i, maker_devices[sender], there[part], size, graph, out)
                 if ends >= 0:
                     out.blocks.memory[i, there[part]] += size
-                _connect(own, block, task, after, part, ends, out)
+                _connect(block_number, block, task, next_block, part, ends, out)
             else:
-                task = first if is_pending else giver
-                ends = _add_transfer(i, there[part], here[giver], size, graph, out)
-                _connect(own, block, part, after, task, ends, out)
+                task = first if is_pending else sender
+                ends = _add_transfer(i, there[part], maker_devices[sender], size, graph, out)
+                _connect(block_number, block, part, next_block, task, ends, out)
 
 
 @jit_inline
@@ -389,6 +391,10 @@ def _add_all_reduce(own: int, i: int, members: Array, size: int, graph: FlatGrap
 
 @jit_inline
 def _all_reduce_seconds(members: Array, count: int, size: int, graph: FlatGraph) -> float:
+    """Return the seconds of an all-reduce of `size` bytes between `count` members: by a ring or a tree, whichever is faster.
+
+    members: for each device, whether it takes part. The slowest link between neighbours decides.
+    """
     latency, bandwidth, rounds = 0.0, np.inf, 0
     for device in range(len(members)):
         if members[device]:
@@ -404,6 +410,7 @@ def _all_reduce_seconds(members: Array, count: int, size: int, graph: FlatGraph)
 
 @jit_inline
 def _next_member(members: Array, device: int) -> int:
+    """Return the member that follows a device, around the ring of all devices."""
     other = (device + 1) % len(members)
     while not members[other]:
         other = (other + 1) % len(members)

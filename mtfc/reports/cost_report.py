@@ -57,6 +57,7 @@ def heading(cost: PlacedCost) -> list[str]:
 
 
 def _summary(cost: PlacedCost) -> list[str]:
+    """Return the first lines of the report: FLOPs by stage, bytes sent, memory by use, pipelines and loops."""
     totals, memory = total(cost.step), cost.memory
     by_stage = grouped(cost.step, lambda charge: charge.stage)
     stages = [f"{stage} {_flops(total(by_stage[stage]).flops)}" for stage in _stages(cost)]

@@ -79,6 +79,8 @@ class _Mark:
 
 @frozen
 class _Renderer:
+    """Writes one diagnostic with the source lines that it is about. color: with the colours of a terminal."""
+
     diagnostic: Diagnostic
     sources: Mapping[str, Sequence[str]]
     color: bool

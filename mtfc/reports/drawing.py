@@ -84,6 +84,7 @@ def placement_drawing(model: str, name: str, devices: int, operators: Iterable[D
 
 
 def _mesh_panel(mesh: Mesh) -> _Panel:
+    """Return a panel with a cell for each device of a mesh, the last axis from left to right."""
     coordinates = product(*(range(size) for _, size in mesh.axes))
     cells = [
         _Cell(
@@ -139,6 +140,7 @@ def _held(part: Sequence[int], order: Sequence[int], type: TensorType, degrees: 
 
 
 def _operator_panel(operator: DrawnOperator, devices: int) -> _Panel:
+    """Return a panel with a cell for each part of an operator, in the colour of its device."""
     degrees = [degree for _, degree in operator.degrees]
     columns = degrees[-1] if degrees else 1
     numbers = list(product(*map(range, degrees)))
@@ -212,6 +214,7 @@ def _height(panel: _Panel) -> int:
 
 
 def _panel(panel: _Panel, x: int, y: int) -> Iterator[str]:
+    """Yield the SVG of a panel with its left upper corner at a place. Cells have labels where there is room."""
     yield _text(x, y + 10, panel.title, "t", PANEL)
     yield _text(x, y + 23, panel.note, "n", PANEL)
     top, left = y + 42, x + 14

@@ -192,6 +192,7 @@ class Inspection:
         return self.report(self.texts).rstrip("\n")
 
     def _totals(self) -> list[str]:
+        """Return a table of memory, FLOPs, cycles and bytes sent, as predicted and as compiled, with notes."""
         roads, compiled = self.roads.values(), self["compiled"]
         rows = [["", *self.heads.values()]]
         said = compiled.memory
@@ -219,6 +220,7 @@ class Inspection:
         return aligned(rows, right=(1, 2, 3, 4)) if rows[1:] else []
 
     def _by_line(self, texts: Mapping[str, str]) -> list[str]:
+        """Return a table of FLOPs, bytes sent and cycles of each line, as predicted and as compiled."""
         columns = [(road, name) for name in QUANTITIES for road in ("predicted", "compiled")]
         columns = columns if self["compiled"].cycles else columns[:4]
         heads = ["FLOPs", "compiled", "on the wire", "compiled", "cycles", "compiled"][: len(columns)]

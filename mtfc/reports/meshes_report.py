@@ -91,6 +91,7 @@ class SimulatedMeshes(SimulatedStep[MultiMeshStep, Hardware]):
         return lasting(self.step.events)
 
     def _figures(self) -> dict[str, Any]:
+        """Return the figures of the step for JSON, by mesh, and what travels between meshes."""
         step, cost = self.step, self.step.cost
         travels = zip(travels_json(cost), step.travels, strict=True)
         return {
@@ -127,6 +128,7 @@ class SimulatedMeshes(SimulatedStep[MultiMeshStep, Hardware]):
         return aligned(rows, right=range(1, 5))
 
     def _by_travel(self) -> list[str]:
+        """Return a table of what travels between meshes."""
         if not self.step.travels:
             return ["  Nothing travels between the meshes."]
         rows = [["value", "line", "link", "bytes", "seconds"]]

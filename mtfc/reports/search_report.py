@@ -320,6 +320,7 @@ def _proven(result: LayoutSearchResult) -> str:
 
 
 def _claim(result: LayoutSearchResult) -> str:
+    """Return the sentence about what the search has proven about the found layout."""
     found, space = result.found, f"layout in the space `{result.space}`"
     forms, unit = found.layout.forms.without_loop_forms.entries, _unit(result)
     if found.refuted is not None:

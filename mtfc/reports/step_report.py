@@ -250,6 +250,7 @@ def machines_json(machines: Mapping[str, Machine]) -> list[dict[str, Any]]:
 
 
 def _machine_json(name: str, machine: Machine) -> dict[str, Any]:
+    """Return the figures of a machine for JSON."""
     figures: dict[str, Any] = {}
     if isinstance(machine, DeviceGraph):
         figures["kinds"] = [

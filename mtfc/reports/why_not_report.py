@@ -67,19 +67,19 @@ def layout_answer(rules: Layout, found: Found, best: LayoutSearchResult) -> WhyN
     Lines have the seconds by which layouts were compared.
     """
     hardware, overlaps = best.pricer.hardware, best.objective != "serial"
-    one, other = (
+    best_layout, asked_layout = (
         ComparedLayout.of(lower(best.program, each.mesh, each.layout), hardware, overlaps)
         for each in (best.found, found)
     )
     price = best.pricer(found.mesh, found.layout)
     seconds = best.seconds_of(price)
-    more = over(value_of(price, best.objective), value_of(best.price, best.objective)) - 1
-    known = "the best layout with it" + ("" if found.is_optimal else " that was found")
+    slowdown = over(value_of(price, best.objective), value_of(best.price, best.objective)) - 1
+    subject = "the best layout with it" + ("" if found.is_optimal else " that was found")
     if found.mesh != best.found.mesh:
-        known = f"{known}, on another mesh, [{found.mesh.axes_text}],"
+        subject = f"{subject}, on another mesh, [{found.mesh.axes_text}],"
     takes = f"{seconds_text(seconds)} and {bytes_text(price.memory)}"
     return WhyNot(
-        f"Why not {{ {rules_text(rules)} }}: {known} takes {takes}, which is {more:+.1%}.",
+        f"Why not {{ {rules_text(rules)} }}: {subject} takes {takes}, which is {slowdown:+.1%}.",
         {
             "rules": rules_text(rules),
             "mesh": found.mesh.sizes,
@@ -89,7 +89,7 @@ def layout_answer(rules: Layout, found: Found, best: LayoutSearchResult) -> WhyN
             "memory_per_device": price.memory,
             "reason": None,
         },
-        difference_of(one, other),
+        difference_of(best_layout, asked_layout),
     )
 
 
@@ -112,13 +112,13 @@ def placement_answer(rules: str, best: PlacementSearchResult, found: PlacementRe
     """Return the difference between the best placement with the configurations of `--why-not` and the best of all."""
     space, one, other = best.space, best.found.best, found.best
     memory = int(one.memory.max()), int(other.memory.max())
-    known = "the best placement with it" + ("" if found.is_optimal else " that was found")
+    subject = "the best placement with it" + ("" if found.is_optimal else " that was found")
     takes = f"{seconds_text(other.seconds)}, sends {bytes_text(other.sent)} and holds {bytes_text(memory[1])}"
-    more = over(other.seconds, one.seconds) - 1
+    slowdown = over(other.seconds, one.seconds) - 1
     unit = "training step" if space.graph.loss is not None else "forward pass"
     where = f"one {unit} on {space.devices} devices: from placement {NAMES[0]} to placement {NAMES[1]}"
     return WhyNot(
-        f"Why not {{ {rules} }}: {known} takes {takes}, which is {more:+.1%}.\n",
+        f"Why not {{ {rules} }}: {subject} takes {takes}, which is {slowdown:+.1%}.\n",
         {
             "rules": rules,
             "layout": placement_text(NAMES[1], space.devices, space.graph, other.strategy),
@@ -141,29 +141,29 @@ def placement_answer(rules: str, best: PlacementSearchResult, found: PlacementRe
     )
 
 
-def _placed_lines(best: PlacementSearchResult, found: PlacementResult) -> list[ComparedLine]:
+def _placed_lines(best: PlacementSearchResult, asked: PlacementResult) -> list[ComparedLine]:
     """Return the figures under both placements by line of the file. An operator counts for the line of its last equation."""
     from mtfc.placements.placed_step import Attribution, attributions
 
-    space, own = best.space, source_file([best.space.graph.function])
-    operators, strategies = space.graph.operators, (best.found.best, found.best)
+    space, file = best.space, source_file([best.space.graph.function])
+    operators, strategies = space.graph.operators, (best.found.best, asked.best)
     changed, blamed = dict[Line, list[Change]](), dict[Line, list[Attribution]]()
-    for operator, one, other in zip(operators, *(each.strategy for each in strategies), strict=True):
-        if one != other:
-            changed.setdefault(_line(operator, own), []).append((operator, one, other))
-    for which, strategy in enumerate(strategies):
+    for operator, before, after in zip(operators, *(each.strategy for each in strategies), strict=True):
+        if before != after:
+            changed.setdefault(_line(operator, file), []).append((operator, before, after))
+    for index, strategy in enumerate(strategies):
         for number, blame in attributions(space.evaluator.tasks, strategy).items():
-            line = line_of(None) if number is None else _line(operators[number], own)
-            blamed.setdefault(line, [Attribution(), Attribution()])[which] += blame
+            line = line_of(None) if number is None else _line(operators[number], file)
+            blamed.setdefault(line, [Attribution(), Attribution()])[index] += blame
     return [
         ComparedLine(
             line,
-            {name: (getattr(one, name), getattr(other, name)) for name in FIGURES},
-            one != other or line in changed,
+            {name: (getattr(before, name), getattr(after, name)) for name in FIGURES},
+            before != after or line in changed,
             [*_placements(changed.get(line, ()))],
             {"operators": [operator.name for operator, *_ in changed.get(line, ())]},
         )
-        for line, (one, other) in sorted(blamed.items())
+        for line, (before, after) in sorted(blamed.items())
     ]
 
 

@@ -75,7 +75,10 @@ class Effort:
         )
 
     def each(self, what: str, sizes: Iterable[int], measure: Callable[[int], Point]) -> list[Point]:
-        """Return the measurements by size, up to the first that takes longer than a run should."""
+        """Return the measurements by size, up to the first that takes longer than a run should.
+
+        what: the word for the measurements.
+        """
         found = []
         for size in sizes:
             with doing(f"measuring {what} of size {size}"):
@@ -366,6 +369,8 @@ class _Devices:
         array = jax.device_put(everywhere, NamedSharding(mesh, split))
 
         def local(array: Any, count: Any) -> Any:
+            """Repeat the body `count` times on a device; each repetition reads and replaces one of `turns` results."""
+
             def step(i: Any, results: Any) -> Any:
                 if turns == 1:
                     for _ in range(chained):

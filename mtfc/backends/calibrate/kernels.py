@@ -115,7 +115,7 @@ def _transposed(x: Any) -> Any:
 
 
 def _reordered(x: Any) -> Any:
-    """Scale the array after a dot with a narrow array. The dot takes the two last dimensions of a table as its first ones."""
+    """Scale the array after a dot with a narrow array. The dot takes the last two dimensions of a table as its first two."""
     return 0.5 * x + 0.5 * _first("bgh,pgh->bp", x)
 
 

@@ -99,6 +99,10 @@ class Emitter:
     """
 
     def __init__(self, dialect: Dialect) -> None:
+        """Start without names.
+
+        _identifiers: value -> its mark. _file: the user's file. _short: full name -> its short form.
+        """
         self.dialect = dialect
         self._wanted: list[str] = []
         self._identifiers: dict[Value, str] = {}
@@ -218,6 +222,7 @@ class Emitter:
         yield "\n".join(["", *self.dialect.loop(self._loop_code(eqn))])
 
     def _loop_code(self, eqn: Equation) -> LoopCode:
+        """Return the names and the body of a loop, from which a dialect writes its statements."""
         region, dim = region_of(eqn), dim_of(eqn)
         carries = [(v, a.value) for v, a in pairs(eqn) if a.role == "carried"]
         slices = [(v, a.value) for v, a in pairs(eqn) if a.role == "sliced"]
@@ -278,6 +283,7 @@ class Emitter:
                 yield "\n".join(self._assign(self._literals.pop(value), {}))
 
     def _assign(self, eqn: Equation, inlined: dict[Value, str]) -> Iterator[str]:
+        """Yield the statements that compute an equation. inlined: values whose text stands in the place of their name."""
         text = self.dialect.column(eqn)
         code = self._code(eqn, inlined)
         expression = text.format(*code.aligned) if isinstance(text, str) else text(code)
@@ -292,6 +298,7 @@ class Emitter:
                 yield line
 
     def _code(self, eqn: Equation, inlined: dict[Value, str]) -> Code:
+        """Return what the text of an op is written from: the equation, the texts of its operands, and the sizes of a shard."""
         dialect, type = self.dialect, eqn.results[0].type
         args = tuple(inlined.get(v) or self._operand(eqn, v) for v in eqn.operands)
         sizes = type.local_shape(dialect.mesh)
@@ -316,6 +323,7 @@ class Emitter:
         return f"{name}.astype({self.dialect.dtype(wide)})" if widens and not has_trait(eqn, "dot") else name
 
     def _offset(self, eqn: Equation, dim: str, rank: int) -> str:
+        """Return the text of the shard's first index along a dimension of an equation; empty if the dimension is whole."""
         type = type_with(eqn, dim)
         axes = type.axes_of(dim)
         if not axes:
@@ -435,6 +443,7 @@ def _breaks_outside(expression: str) -> bool:
 
 
 def _fill(words: list[str], width: int) -> list[str]:
+    """Return words in lines of at most `width` characters; lines after the first are indented."""
     lines = words[:1]
     for word in words[1:]:
         if len(lines[-1]) + 1 + len(word) <= width:

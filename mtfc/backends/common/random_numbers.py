@@ -57,6 +57,8 @@ def global_index(sizes, whole, start):
     """Return each element's row-major index, as high and low words.
 
     The high word is 0 if the low word suffices for all elements.
+
+    start: the index of the first element in the whole array.
     """
     high = low = word(0)
     for i, size in enumerate(sizes):

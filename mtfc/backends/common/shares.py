@@ -41,13 +41,16 @@ class Share:
         return self.ranges.get(name, ((0, count),))
 
     def rows(self, name: str, count: int) -> Any:
-        """Return the numbers of the rows of an input that the process holds, ascending; `count` is that of the global batch."""
+        """Return the numbers of an input's rows that the process holds, ascending. count: the rows of the global batch."""
         import numpy as np
 
         return np.concatenate([np.arange(start, stop) for start, stop in self.ranges_of(name, count)])
 
     def local(self, name: str, index: slice, count: int) -> slice:
-        """Return the place of the rows `index` of the global batch in the array of this process, for one device's part."""
+        """Return the place of the rows `index` of the global batch in the array of this process, for one device's part.
+
+        count: the rows of the global batch.
+        """
         start, stop, _ = index.indices(count)
         before = 0
         for first, last in self.ranges_of(name, count):

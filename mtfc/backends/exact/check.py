@@ -91,16 +91,16 @@ def summed_up(
 ) -> ExactResult:
     """Return the result of a comparison.
 
-    counts: for each output in each draw its name, the number of its elements, of those that differ, and of those without a
-    meaning. The others are as in the result.
+    counts: for each output in each draw its name, its number of elements, the number of differing elements, and the number of
+    elements without a meaning in the field. unsure, computed and cut_loops are as in `ExactResult`.
     """
     judged = Counter[str]()
-    for output, elements, _, unknown in counts:
-        judged[output] += elements - unknown
+    for output, elements, _, meaningless in counts:
+        judged[output] += elements - meaningless
     wrong = dict.fromkeys(output for output, _, differ, _ in counts if differ)
-    elements = sum(each for _, each, _, _ in counts)
+    elements = sum(count for _, count, _, _ in counts)
     not_judged = elements - judged.total()
-    unjudged = tuple(output for output, number in judged.items() if not number)
+    unjudged = tuple(output for output, count in judged.items() if not count)
     return ExactResult(tuple(wrong), elements, not_judged, dict(unsure), computed, cut_loops, unjudged)
 
 
@@ -179,6 +179,10 @@ class ExactReference:
     def _compared(
         self, functions: Sequence[Function], computing: Callable[[PrimeField], Compute]
     ) -> ExactResult:
+        """Compare the outputs of functions with the undistributed program, in each draw.
+
+        computing: returns the compared computation over a field. Raises `NotExact` if a function has values without residues.
+        """
         if strange := next(filter(None, map(without_residues, functions)), None):
             raise residues.NotExact(strange)
         functions = [function for function in functions if "input" in FORMS[function.name].takes]
@@ -214,7 +218,7 @@ class ExactReference:
         return tuple(name for name in names if name not in program.states)
 
     def agrees(self, gradients: Arrays, draw: int, names: Sequence[str] | None = None) -> bool:
-        """Return True if the derivative along a random direction of all arguments, or some, is what their gradients say.
+        """Return True if the derivative along a random direction is the product of the gradients with that direction.
 
         A gradient may have elements without a meaning only if the outputs are computed from values without a meaning. The
         direction is 0 there.
@@ -247,6 +251,7 @@ class ExactReference:
         return with_differentiable_loops(bound(program.function("forward"), training=True))
 
     def _forward_mode(self, directions: Mapping[str, Any], draw: int) -> tuple[np.uint64, bool]:
+        """Return the change of the outputs along directions of the arguments, and True if the change is defined everywhere."""
         arguments, field = self.expected("gradients", draw)[0], self.field(draw)
         given, forward = {}, self._forward
         for value in (argument.value for argument in forward.arguments):
@@ -322,7 +327,7 @@ def _random(field: PrimeField, shape: tuple[int, ...], *key: Any) -> Any:
 
 
 def compared(actual: ExactArray, expected: ExactArray) -> tuple[int, int]:
-    """Return the number of elements that differ, and of those that have no meaning on both sides.
+    """Return the number of elements that differ, and the number of elements that have no meaning on both sides.
 
     An infinity agrees with an element without a meaning. Infinity times a residue has a sign only if the residue is a small
     number, so the order of factors decides which of the two a program computes.
@@ -432,7 +437,7 @@ class Evaluation:
         return _moved(found, self.np.field) if has_trait(shard.eqn, "stop_gradient") else found
 
     def values(self, body: Iterable[Equation], given: Mapping[Value, ExactArray]) -> dict[Value, ExactArray]:
-        """Return given values and those that equations compute of them."""
+        """Return the given values, and all values that the equations compute."""
         return values_of(body, given, self, self.np, self.longest)
 
 
@@ -449,6 +454,7 @@ class Watched(Evaluation):
     is_defined = True
 
     def __call__(self, shard: Shard, *arrays: ExactArray) -> Any:
+        """Compute an op, and note if a result has no meaning."""
         found = super().__call__(shard, *arrays)
         results = found if isinstance(found, tuple) else (found,)
         is_poisoned = any(x.has_special and (x.values == POISON).any() for x in results)

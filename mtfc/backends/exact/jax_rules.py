@@ -43,7 +43,7 @@ class Evaluator(ABC):
     ) -> ExactArray:
         """Return the result of a primitive that moves elements of its first operands, as it moves their positions.
 
-        fill: the element at the position -1.
+        fill: the element at the position -1. data: the arrays whose elements move. others: the further operands.
         """
         starts = np.cumsum([0, *(x.size for x in data)])
         places = [
@@ -171,7 +171,7 @@ def _gather(run: Evaluator, eqn: Any, x: ExactArray, indices: ExactArray) -> Exa
 
 
 def _targets(eqn: Any, table: ExactArray, indices: ExactArray, updates: ExactArray) -> Any:
-    """Return the position in the table of each element of the updates, and -1 for those outside: a gather of positions."""
+    """Return for each element of the updates its position in the table, or -1 if it is outside: a gather of positions."""
     import jax
 
     numbers, window = (
@@ -247,6 +247,7 @@ def _running(name: str) -> Rule:
     """Make the rule of a primitive that combines elements one after the other along an axis by an elementwise function."""
 
     def rule(run: Evaluator, eqn: Any, x: ExactArray) -> ExactArray:
+        """Apply an op along an axis, each element with the result before it."""
         axis, parts = eqn.params["axis"], list[ExactArray]()
         for i in range(x.shape[axis])[:: -1 if eqn.params["reverse"] else 1]:
             part = x.take(i, axis)
@@ -257,6 +258,7 @@ def _running(name: str) -> Rule:
 
 
 def _cumsum(run: Evaluator, eqn: Any, x: ExactArray) -> ExactArray:
+    """Return the cumulative sum along an axis, from the end if the primitive is reversed."""
     axis, is_reverse = eqn.params["axis"], eqn.params["reverse"]
 
     def turned(each: ExactArray) -> ExactArray:
@@ -276,6 +278,7 @@ def _folded(run: Evaluator, eqn: Any, stacks: Operands, starts: Operands) -> lis
 
 
 def _reduce(run: Evaluator, eqn: Any, *operands: ExactArray) -> list[Any]:
+    """Reduce arrays along dimensions with a function of JAX, in order. operands: the arrays, then the start of each."""
     arrays, starts = operands[: len(operands) // 2], operands[len(operands) // 2 :]
     gone = tuple(eqn.params["dimensions"])
     kept = [j for j in range(arrays[0].ndim) if j not in gone]
@@ -318,6 +321,7 @@ def _pooled(name: str, fill: float) -> Rule:
 
 
 def _reduce_window(run: Evaluator, eqn: Any, *operands: ExactArray) -> list[Any]:
+    """Reduce each window of arrays with a function of JAX; places outside of the arrays count as the start."""
     arrays, starts = operands[: len(operands) // 2], operands[len(operands) // 2 :]
     places = windows(arrays[0].shape, eqn.params)
     stacks = [
@@ -346,6 +350,10 @@ def _select_and_gather_add(run: Evaluator, eqn: Any, tangents: ExactArray, x: Ex
 
 
 def _convolution(run: Evaluator, eqn: Any, x: ExactArray, kernel: ExactArray) -> ExactArray:
+    """Return the convolution of residues: gather the elements of all windows, and contract them with the kernel.
+
+    A place outside of the input reads a last element, which is 0.
+    """
     params, numbers = eqn.params, eqn.params["dimension_numbers"]
     x, kernel = x.transpose(numbers.lhs_spec), kernel.transpose(numbers.rhs_spec)
     sizes = {
@@ -367,6 +375,7 @@ def _convolution(run: Evaluator, eqn: Any, x: ExactArray, kernel: ExactArray) ->
 
 
 def _dot(run: Evaluator, eqn: Any, x: ExactArray, y: ExactArray) -> ExactArray:
+    """Return the dot of residues, as an einsum whose letters name the dimensions that JAX contracts and batches."""
     ((left, right), (left_batch, right_batch)) = eqn.params["dimension_numbers"]
     letters = iter("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
     a = [next(letters) for _ in range(x.ndim)]
@@ -388,6 +397,7 @@ def _sort(run: Evaluator, eqn: Any, *operands: ExactArray) -> list[Any]:
 
 
 def _top_k(run: Evaluator, eqn: Any, x: ExactArray) -> list[ExactArray]:
+    """Return the k largest or least elements, and their indices. Residues are compared by keys."""
     axis = eqn.params.get("axis", eqn.params.get("reduction_dimension", -1))
     sign = 1 if eqn.params.get("is_max_k", True) else -1
     order = np.argsort(-sign * x.keys(), axis=axis, kind="stable")

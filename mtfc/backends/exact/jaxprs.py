@@ -121,6 +121,7 @@ class ImportedNumpy(ExactNumpy):
     """NumPy for an imported program, whose calls are interpreted. jaxprs: (call, shapes) -> jaxpr."""
 
     def __init__(self, field: PrimeField) -> None:
+        """Start without jaxprs. Calls are evaluated over the field."""
         super().__init__(field)
         self.evaluation = JaxprOnField(field)
         self.jaxprs: dict[Any, Any] = {}

@@ -101,6 +101,7 @@ class ExactNumpy:
         self.lib = SimpleNamespace(stride_tricks=SimpleNamespace(sliding_window_view=self._windows))
 
     def __getattr__(self, name: str) -> Any:
+        """Return a function of NumPy for exact arrays, made at its first use; functions without a rule refuse exact arrays."""
         if name in MOVES:
             found: Any = self._move(name)
         elif name in REDUCING:
@@ -113,6 +114,8 @@ class ExactNumpy:
         return found
 
     def _move(self, name: str) -> Any:
+        """Return a function of NumPy that only moves elements, for exact arrays."""
+
         def move(x: Any, *args: Any, **options: Any) -> Any:
             given = residues.plain_index(args)
             return exact(self.field, x).mapped(lambda v: getattr(np, name)(v, *given, **options))
@@ -120,6 +123,7 @@ class ExactNumpy:
         return move
 
     def _only_real(self, name: str, function: Any) -> Any:
+        """Return a function that raises `NotExact` for exact arrays; a class or a constant as it is."""
         if isinstance(function, type) or not callable(function):
             return function
 

@@ -167,12 +167,12 @@ class PrimeField:
         return np.where(number > self.half, number - self.p, number)
 
     def order(self, a: Array) -> Array:
-        """Return a number for each residue, different ones for different residues, by which they are ordered.
+        """Return a number for each residue, by which residues are ordered. Different residues have different numbers.
 
-        It is the residue's own number for small fractions such as 1/2 or -3/10, and for integers. So a residue that must be such
-        a number, as the 0 that a mask gives, compares as the number does. All others lie between -8 and 8, by their signed
-        representatives: half of them between the bounds of `clip(x, -4, 4)`. They are odd multiples of 2**-28, which no small
-        fraction is.
+        It is the residue's own number for small fractions such as 1/2 or -3/10, and for integers. So a residue that must be
+        such a number, as the 0 that a mask gives, compares as the number does. All others lie between -8 and 8, by their
+        signed representatives: half of them between the bounds of `clip(x, -4, 4)`. They are odd multiples of 2**-28, which
+        no small fraction is.
         """
         numbers, is_small = self.small_numbers(a)
         return np.where(is_small, numbers, (2 * self.signed(a) + 1) * 2.0**-28)

@@ -48,10 +48,7 @@ class NotExact(Exception):
 
 
 class ExactArray(NDArrayOperatorsMixin):
-    """An array. values: residues if `is_residue`, else real numbers. dtype: the one that the program gives the array.
-
-    shadow: the residues beside real numbers that arithmetic has made; None if they are those of the numbers.
-    """
+    """An array. values: residues if `is_residue`, else real numbers. dtype: the one that the program gives the array."""
 
     __slots__ = ("dtype", "field", "is_residue", "shadow", "tangent", "values")
     __array_priority__ = 1000
@@ -65,6 +62,11 @@ class ExactArray(NDArrayOperatorsMixin):
         tangent: Array | None = None,
         shadow: ExactArray | None = None,
     ) -> None:
+        """Make an array over a field.
+
+        tangent: the derivative along a direction, as residues; None if the array does not vary. shadow: the residues beside
+        real numbers that arithmetic has made; None if they are those of the numbers.
+        """
         self.field, self.values, self.dtype = field, values, np.dtype(dtype)
         self.is_residue, self.tangent, self.shadow = is_residue, tangent, shadow
 
@@ -111,6 +113,7 @@ class ExactArray(NDArrayOperatorsMixin):
         return self.mapped(lambda x: np.asarray(x[plain]))
 
     def __setitem__(self, index: Any, value: Any) -> None:
+        """Write a value into part of the array, with its tangent. A value that is a residue makes the whole array residues."""
         if self.is_float and isinstance(value, ExactArray) and value.is_residue and not self.is_residue:
             self.values, self.is_residue = self.residues().values, True
         given = self._like(value)
@@ -155,6 +158,10 @@ class ExactArray(NDArrayOperatorsMixin):
         return ExactArray(self.field, self.values.astype(np.float64), dtype)
 
     def _integers(self, dtype: Any) -> Array:
+        """Return integers of a dtype.
+
+        Small residues are truncated; others become pseudo-random numbers, which are counted.
+        """
         if not self.is_residue:
             with np.errstate(all="ignore"):
                 return self.values.astype(dtype)
@@ -196,6 +203,7 @@ class ExactArray(NDArrayOperatorsMixin):
         return found
 
     def floor(self) -> ExactArray:
+        """Return the integer parts. Those of large residues are pseudo-random numbers, which are counted."""
         if not self.is_residue:
             return ExactArray(self.field, np.floor(self.values), self.dtype)
         self.field.count("integer parts", self.size)
@@ -298,6 +306,7 @@ def real(name: str, *operands: Any, dtype: Any = None) -> ExactArray:
 
 
 def binary(name: str, x: Any, y: Any) -> ExactArray:
+    """Apply an op of two operands: on residues by its rule, on real numbers as NumPy does, with the residues as a shadow."""
     a, b = _pair(x, y)
     rule = RULES[name]
     if a.is_residue:
@@ -318,14 +327,14 @@ def without_specials(x: ExactArray) -> Array:
 
 
 def joined_tangents(rule: Callable[..., Array], *operands: ExactArray) -> Array | None:
-    """Return what a rule makes of the operands' tangents; None if there are none."""
+    """Return the tangent that a rule makes of the operands' tangents; None if no operand has one."""
     if all(x.tangent is None for x in operands):
         return None
     return rule(*map(tangent_of, operands))
 
 
 def combined(function: Callable[..., Array], *arrays: ExactArray) -> ExactArray:
-    """Return what a function makes of arrays by moving their elements, such as `np.where` with a given condition."""
+    """Return the array that a function makes by moving the elements of arrays, such as `np.where` with a given condition."""
     parts = [x.residues() for x in arrays] if any(x.is_residue for x in arrays) else arrays
     values, tangent = function(*(x.values for x in parts)), joined_tangents(function, *parts)
     shadow = None
@@ -336,6 +345,7 @@ def combined(function: Callable[..., Array], *arrays: ExactArray) -> ExactArray:
 
 
 def _add(a: ExactArray, b: ExactArray) -> ExactArray:
+    """Return the sum of residues, with infinities as in floats."""
     field = a.field
     found = field.add(without_specials(a), without_specials(b))
     if a.has_special or b.has_special:
@@ -357,6 +367,7 @@ def _with_specials(found: Array, up: Array, down: Array, poison: Array) -> Array
 
 
 def negative(x: ExactArray) -> ExactArray:
+    """Return the opposite, also of a shadow, of special values and of a tangent."""
     if not x.is_residue:
         opposite = real("negative", x, dtype=x.dtype)
         opposite.shadow = negative(x.residues()) if x.is_float else None
@@ -368,6 +379,7 @@ def negative(x: ExactArray) -> ExactArray:
 
 
 def _multiply(a: ExactArray, b: ExactArray) -> ExactArray:
+    """Return the product of residues, with infinities as in floats."""
     field = a.field
     found = field.multiply(without_specials(a), without_specials(b))
     if a.has_special or b.has_special:
@@ -382,6 +394,7 @@ def _tangent_of_product(times: Callable[[Array, Array], Array], a: ExactArray, b
 
 
 def _divide(a: ExactArray, b: ExactArray) -> ExactArray:
+    """Return the quotient of residues, with POISON where the divisor is 0 or infinite."""
     field = a.field
     inverse = field.inverse(without_specials(b))
     found = field.multiply(without_specials(a), inverse)
@@ -413,9 +426,12 @@ RULES: dict[str, Callable[[ExactArray, ExactArray], ExactArray]] = {
 
 
 def _times_infinity(found: Array, a: ExactArray, b: ExactArray) -> Array:
-    """Return a product or quotient whose operands may be special. Infinity times a small number has a sign; others are poison.
+    """Return a product or quotient whose operands may be special. Infinity times a small number has a sign; others are
+    poison.
 
     The compiler may multiply the numbers of a text, such as a mean's 1 / n and a mask's -1e30.
+
+    found: the result as if no operand were special.
     """
     sign = _known_sign(a) * _known_sign(b)
     special = np.where(sign > 0, INFINITY, np.where(sign < 0, MINUS_INFINITY, POISON))
@@ -430,7 +446,10 @@ def _known_sign(x: ExactArray) -> Array:
 
 
 def _dot_of_specials(found: Array, a: ExactArray, b: ExactArray) -> Array:
-    """Return a dot some of whose products are special, each as `_times_infinity` says."""
+    """Return a dot some of whose products are special, each as `_times_infinity` says.
+
+    found: the result as if no operand were special.
+    """
     whole = [(_known_sign(x), (x.values < INFINITY).astype(np.float64)) for x in (a, b)]
     (left, left_plain), (right, right_plain) = whole
     special = a.shape[-1] - left_plain @ right_plain

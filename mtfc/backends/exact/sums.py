@@ -85,6 +85,7 @@ def largest(x: ExactArray, axis: Any, keepdims: bool, sign: int = 1) -> ExactArr
 
 
 def cumulative(x: ExactArray, axis: int) -> ExactArray:
+    """Return the cumulative sum along an axis. From the first special value on, the sums are POISON."""
     if not x.is_float:
         return ExactArray(x.field, np.cumsum(x.values, axis=axis, dtype=x.dtype), x.dtype)
     if not x.is_residue and has_exact_sums(x.values):
@@ -117,6 +118,10 @@ def _summed(x: ExactArray, labels: str, needed: set[str]) -> tuple[ExactArray, s
 def _contracted(
     a: ExactArray, left: str, b: ExactArray, right: str, needed: set[str]
 ) -> tuple[ExactArray, str]:
+    """Return the product of two arrays, summed over shared letters that nothing else needs, and the letters of the result.
+
+    left, right: a letter for each dimension. needed: the letters of the other operands and of the result.
+    """
     a, left = _summed(a, left, needed | set(right))
     b, right = _summed(b, right, needed | set(left))
     batch = [each for each in left if each in right and each in needed]
@@ -125,13 +130,13 @@ def _contracted(
     columns = [each for each in right if each not in left]
     a = a.transpose([left.index(each) for each in (*batch, *rows, *inner)])
     b = b.transpose([right.index(each) for each in (*batch, *inner, *columns)])
-    g, k = len(batch), len(inner)
+    batch_rank, inner_rank = len(batch), len(inner)
     if not (inner or a.is_residue or b.is_residue):
         wide = a.reshape(*a.shape, *[1] * len(columns))
-        return wide * b.reshape(*b.shape[:g], *[1] * len(rows), *b.shape[g:]), "".join(
+        return wide * b.reshape(*b.shape[:batch_rank], *[1] * len(rows), *b.shape[batch_rank:]), "".join(
             (*batch, *rows, *columns)
         )
-    group, height = a.shape[:g], a.shape[g : a.ndim - k]
-    width, depth = b.shape[g + k :], prod(a.shape[a.ndim - k :])
-    found = a.reshape(*group, prod(height), depth) @ b.reshape(*group, depth, prod(width))
-    return found.reshape(*group, *height, *width), "".join((*batch, *rows, *columns))
+    group, height = a.shape[:batch_rank], a.shape[batch_rank : a.ndim - inner_rank]
+    width, depth = b.shape[batch_rank + inner_rank :], prod(a.shape[a.ndim - inner_rank :])
+    product = a.reshape(*group, prod(height), depth) @ b.reshape(*group, depth, prod(width))
+    return product.reshape(*group, *height, *width), "".join((*batch, *rows, *columns))

@@ -243,6 +243,10 @@ class ReplicationTracker:
     """
 
     def __init__(self, mesh: Mesh, function: Function) -> None:
+        """Start before the first statement of a function.
+
+        equations: value -> the equation that computes it. indexed: the axes whose device numbers the next statement reads.
+        """
         self.mesh = mesh
         self.equations = {value: eqn for eqn in walk(function.body) for value in eqn.results}
         self.indexed: set[str] = set()

@@ -89,6 +89,7 @@ class Convolution:
         return tuple(getattr(axis, field) for _, axis in axes)
 
     def _options(self) -> Iterator[str]:
+        """Yield the options of the convolution that differ from JAX's defaults."""
         spread, dilation = self._numbers("spread"), self._numbers("dilation")
         yield f'dimension_numbers=("{self.lhs.spec}", "{self.rhs.spec}", "{self.result.spec}")'
         if any(number > 1 for number in spread):

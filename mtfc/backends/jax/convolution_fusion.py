@@ -381,6 +381,7 @@ def fused(
     texts: dict[Value, Text] = {}
 
     def rewritten(function: Function) -> Function:
+        """Return a function, or a loop's region, in which patterns read other operands; `texts` gets their texts."""
         context = FusionContext(
             {value: eqn for eqn in function.body for value in eqn.results}, mesh, differentiated
         )

@@ -101,6 +101,7 @@ def _under(mesh: Any, function: Callable[..., Any], prepare: Prepare | None = No
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        """Call the function with its arguments on the mesh, and wait for its results if the devices share the host's cores."""
         if prepare is not None:
             args, kwargs = _moved(prepare((args, kwargs)), mesh)
         with _set(mesh):
@@ -158,6 +159,7 @@ def _each_once(arguments: Any) -> Any:
     jax, seen = import_jax(), set[int]()
 
     def once(x: Any) -> Any:
+        """Return an array, or a copy of the array if an earlier argument has its buffer."""
         if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer):
             return x
         buffer = _buffer_of(x)

@@ -56,7 +56,7 @@ WITHOUT_TPU = {
 
 
 def smallest(generation: str, count: int) -> str:
-    """Return the smallest topology of a generation with at least so many devices, such as `v5e:4x4`."""
+    """Return the smallest topology of a generation with at least `count` devices, such as `v5e:4x4`."""
     of = GENERATIONS[generation]
     sides = [2, 2, 1][: of.sides]
     while prod(sides) * of.cores < count:

@@ -58,7 +58,11 @@ class NoKernel(Exception):
 
 @frozen
 class KernelForm:
-    """The dimensions of attention that kernels know, and the sizes of all dimensions of the operands on one device."""
+    """The dimensions of attention that kernels know, and the sizes of all dimensions of the operands on one device.
+
+    row, memory, depth, value: the dimensions of queries, of keys, of the dot of both, and of the values. batch: those that
+    all operands have.
+    """
 
     row: Dim
     memory: Dim
@@ -109,6 +113,10 @@ def _form(eqn: Equation, mesh: Mesh) -> KernelForm:
 
 
 def _check_band(eqn: Equation, row: Dim, own: list[Dim]) -> None:
+    """Refuse (`NoKernel`) a mask that is no band between the positions of `row` and of the keys.
+
+    own: the dims of the rows.
+    """
     memory = MEMORY.of(eqn.attrs)
     if row not in own or ROWS.of(eqn.attrs) != (row,) or COLUMNS.of(eqn.attrs) != memory:
         raise NoKernel("its mask compares positions of other dimensions, or of parts of sequences")
@@ -250,7 +258,10 @@ def shared_dots(eqn: Equation, platform: str | None) -> float:
 
 @lru_cache(1024)
 def _visible_share(start: int, rows: int, keys: int, low: int | None, high: int | None, block: int) -> float:
-    """Return the share of the blocks of rows and keys in which a row minus its key is from `low` to `high`."""
+    """Return the share of the blocks of rows and keys in which a row minus its key is from `low` to `high`.
+
+    start: the position of the first row.
+    """
     found, columns = 0, -(-keys // block)
     for first in range(start, start + rows, block):
         last = columns - 1 if low is None else (first + block - 1 - low) // block

@@ -88,7 +88,8 @@ def after(eqn: Equation, name: str) -> tuple[str | None, Pairs]:
 class DimensionNames:
     """The names of all values of a function: see the module.
 
-    stored: names under which an argument is stored, by the argument's name.
+    stored: names under which an argument is stored, by the argument's name. own: the names where the value is computed.
+    names: those and the names of all uses.
     """
 
     own: dict[Value, Dims]
@@ -97,6 +98,10 @@ class DimensionNames:
 
     @classmethod
     def of(cls, function: Function) -> DimensionNames:
+        """Return the names of all dimensions of a function's values.
+
+        Names are passed backwards from the outputs and uses, then forwards from the operands.
+        """
         stored = {
             argument.value.name: frozenset(
                 f"{STORED.get(argument.role, '')}{name}" for name in argument.value.type.names
@@ -113,6 +118,10 @@ class DimensionNames:
         return found
 
     def _own(self, function: Function) -> None:
+        """Note the names that the dimensions of each value have where the value is computed.
+
+        A slice lacks the loop's dimension.
+        """
         for eqn in function.body:
             for value in eqn.results:
                 self.own[value] = frozenset(called(eqn, name) for name in value.type.names)
@@ -160,6 +169,7 @@ class DimensionNames:
                 self._add(value, () if rule.reduced else further)
 
     def _loop(self, eqn: Equation) -> None:
+        """Pass names backwards through a loop: from its results into its body, and from its arguments to its operands."""
         region, dim = region_of(eqn), dim_of(eqn).name
         wanted: dict[Value, Dims] = {}
         for result, output in outputs_of(eqn):

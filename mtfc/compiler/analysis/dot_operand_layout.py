@@ -94,7 +94,10 @@ def kept_order(eqn: Equation, mesh: Mesh) -> tuple[str, ...] | None:
 
 @frozen
 class _Dot:
-    """The dimensions of a dot: operands in the order of the multiplication, and the wanted order of the result."""
+    """The dimensions of a dot. first, other: its operands, in the order of the multiplication.
+
+    result: the wanted order of the result.
+    """
 
     first: Dims
     other: Dims
@@ -165,7 +168,7 @@ class _Dot:
 
     @property
     def turned(self) -> int:
-        """Return the elements that are transposed if the operands are swapped, including those of the result."""
+        """Return the elements that are transposed if the operands are swapped; the elements of the result count too."""
         return _size(self.other) * (self.other[0] in self.summed) + _size(self.result)
 
     @property

@@ -51,6 +51,7 @@ def names_by_place(function: Function) -> Mapping[Place, str]:
 
 
 def _places(function: Function, loops: tuple[int, ...]) -> Iterator[tuple[LayoutTarget, Place]]:
+    """Yield each target of a layout with a key of its place, which passes keep."""
     yield from ((argument, (loops, argument.value.name)) for argument in function.arguments)
     yield from ((eqn, (loops, value.name)) for eqn in function.body for value in eqn.results)
     for eqn, number in numbered(function).items():
@@ -64,6 +65,7 @@ def numbered(function: Function) -> dict[Equation, int]:
 
 
 def _wanted(function: Function, loops: tuple[str, ...]) -> Iterator[tuple[LayoutTarget, str]]:
+    """Yield each target with the full name that it would have if the name were free."""
     for eqn in function.body:
         if eqn.regions:
             yield from _of_loop(eqn, (*loops, dim_of(eqn).name))

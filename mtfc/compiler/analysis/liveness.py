@@ -76,7 +76,10 @@ class Buffer:
 
 
 def unstored(function: Function, inside: Inside = nothing_inside) -> dict[Value, tuple[Value, ...]]:
-    """Return the values without a buffer, such as views, in order of definition, with the values that are read instead."""
+    """Return the values without a buffer, such as views, in order of definition, with the values that are read instead.
+
+    inside: finds the values that never leave a kernel.
+    """
     arrays = {output.value for output in function.outputs}
     for eqn in function.body:
         if eqn.regions or has_trait(eqn, "sends"):
@@ -90,7 +93,10 @@ def unstored(function: Function, inside: Inside = nothing_inside) -> dict[Value,
 
 
 def last_uses(function: Function, inside: Inside = nothing_inside) -> dict[Value, int]:
-    """Return the number of the last equation that uses each value or a view of it; for outputs, the number of equations."""
+    """Return the number of the last equation that uses each value or a view of it; for outputs, the number of equations.
+
+    inside: finds the values that never leave a kernel.
+    """
     last = {value: i for i, eqn in enumerate(function.body) for value in (*eqn.results, *eqn.operands)}
     last |= {output.value: len(function.body) for output in function.outputs}
     for value, read in reversed(unstored(function, inside).items()):
@@ -138,6 +144,8 @@ def donated(function: Function, last: dict[Value, int]) -> set[Value]:
     """Return the outputs that are written into the buffers of the arguments that they replace.
 
     Where a loop carries on what an earlier loop has carried, both are written there.
+
+    last: see `last_uses`.
     """
     arguments = {argument.value.name: argument.value for argument in function.arguments}
     birth = {value: i for i, eqn in enumerate(function.body) for value in eqn.results}

@@ -20,6 +20,10 @@ class FlowNetwork:
     """A directed graph with capacities. The reverse of the arc at `index` is at `index ^ 1`."""
 
     def __init__(self) -> None:
+        """Start with the source and the sink.
+
+        _arcs: the arcs from each node. _head, _left: target and free capacity of each arc.
+        """
         self._number: dict[Node, int] = {SOURCE: 0, SINK: 1}
         self._nodes: list[Node] = [SOURCE, SINK]
         self._arcs: list[list[int]] = [[], []]
@@ -27,6 +31,7 @@ class FlowNetwork:
         self._left: list[float] = []
 
     def arc(self, tail: Node, head: Node, capacity: float) -> None:
+        """Add an arc, and its reverse without capacity."""
         a, b = self._numbered(tail), self._numbered(head)
         for start, end, free in ((a, b, capacity), (b, a, 0.0)):
             self._arcs[start].append(len(self._head))

@@ -75,6 +75,7 @@ def _may_leave(eqn: Equation, axis: str | None, pending: set[Value]) -> bool:
 
 
 def _in_loop(eqn: Equation, axis: str | None) -> set[Value]:
+    """Return the values in a loop, and those of its results, in which a sum over an axis may be pending."""
     region, carries = region_of(eqn), pending_carries(eqn, axis)
     inside, names = may_be_pending(region, axis, carries), {value.name for value in carries}
     return inside | {

@@ -47,7 +47,10 @@ class AppliedRule:
 
 @attrs.frozen
 class CollectiveCause:
-    """A rule, the line where it takes effect, and its effect there in words, such as `sums over batch`."""
+    """A rule, the line where it takes effect, and its effect there in words, such as `sums over batch`.
+
+    what: the effect in words.
+    """
 
     rule: AppliedRule
     span: Span | None
@@ -88,6 +91,7 @@ def sent_arrays(
 
 
 def _sent(eqn: Equation, tracer: _Tracer, times: int) -> Iterator[SentArray]:
+    """Yield for each operand of a collective the array that is sent, and why. times: how often the collective runs."""
     for value, result in zip(eqn.operands, eqn.results, strict=True):
         owner = operand_owner(eqn, value, tracer.makers)
         yield SentArray(
@@ -125,6 +129,10 @@ class _Tracer:
     uses: dict[Value, list[tuple[Equation, int]]] = attrs.field(factory=dict)
 
     def enter(self, function: Function, loops: tuple[int, ...]) -> None:
+        """Note the makers, names and uses of the values of a function or of a loop's body.
+
+        loops: the numbers of the loops around it.
+        """
         numbers = numbered(function)
         self.arguments.update({argument.value: argument for argument in function.arguments})
         for argument in function.arguments:
@@ -149,6 +157,7 @@ class _Tracer:
             self.own[value] = name, self.layout.value_rules[name]
 
     def _loop(self, eqn: Equation, loops: tuple[int, ...]) -> None:
+        """Note what a loop passes into its body, from one iteration to the next, and out of it."""
         region = region_of(eqn)
         self.enter(region, loops)
         inside = {argument.value.name: argument.value for _, argument in pairs(eqn)}
@@ -294,7 +303,7 @@ class _Tracer:
 
 
 def _walk(start: Value, following: Callable[[Value], Iterable[Value]]) -> Iterator[Value]:
-    """Yield each reachable value once, the nearest first."""
+    """Yield each reachable value once, the nearest first. following: returns the values after a value."""
     seen, queue = {start}, [start]
     for value in queue:
         yield value

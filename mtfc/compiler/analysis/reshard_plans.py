@@ -153,7 +153,7 @@ class _Grouping:
 
 
 def _direct(source: TensorType, target: TensorType, mesh: Mesh) -> tuple[float, tuple[ReshardStep, ...]]:
-    """Complete what is not to stay pending, gather each dimension up to where the target differs, and slice."""
+    """Complete the sums that must not stay pending, gather each dimension up to where the target differs, and slice."""
     steps: list[ReshardStep] = []
     now = source
 

@@ -51,7 +51,7 @@ class SmallSizes:
 
 
 def functions_of(program: Program) -> Iterator[Function]:
-    """Yield the functions of a program, and those of its training."""
+    """Yield the functions of a program, and the functions of its training."""
     yield from program.functions
     if program.training is not None:
         yield from (each.function for each in program.training.updates)
@@ -122,7 +122,7 @@ def _micro_batches(pipeline: Pipeline, mesh: Mesh, layout: Layout, axes: Mapping
 
 
 def _handed_on(program: Program, mesh: Mesh, layout: Layout) -> Iterator[tuple[str, Axes]]:
-    """Yield dimensions of what stages of pipelines hand on, with axes over which no rule splits them, but the pass may."""
+    """Yield the dimensions of values that stages of pipelines hand on, with axes that the pass may use though no rule does."""
     loops = [eqn for function in program.functions for eqn in walk(function.body) if eqn.regions]
     for each, eqn in product(layout.pipelines, loops):
         stages = layout.rules.get(each.loop)
@@ -176,11 +176,21 @@ class _Tie:
 
 
 class _Classes:
-    """Dimensions that are equal by renames share segments. `sizes` has the small lengths of these."""
+    """Dimensions that are equal by renames share segments. `sizes` has the small lengths of these.
+
+    equal: the classes of equal dimensions. cuts, marks: where slices and the like cut a dimension, in order. multiple: what a
+    small size is a multiple of. lengths: the small length of each segment between two marks. ties: what slices, pads and
+    windows ask.
+    """
 
     def __init__(
         self, dims: Mapping[str, Dim], equations: Sequence[Equation], base: int, shards: Mapping[str, Shards]
     ) -> None:
+        """Find the lengths between the cuts of each dimension, and the equations that tie lengths of different dimensions.
+
+        base: the size to which a dimension shrinks if nothing asks for more. shards: dimension -> its small and its full number
+        of shards.
+        """
         self.dims, self.equal = dims, DisjointSets[str]()
         for eqn in equations:
             if has_trait(eqn, "rename"):
@@ -237,7 +247,10 @@ class _Classes:
         return _Tie(self.of(source), first, last, ((stride, target),), 1)
 
     def _raise(self, name: str, wanted: int, first: int = 0, last: int | None = None) -> bool:
-        """Make a dimension longer between two cuts until it has `wanted` elements there. Return False if it cannot."""
+        """Make a dimension longer between two cuts until it has `wanted` elements there. Return False if it cannot.
+
+        first, last: the segments that may grow.
+        """
         lengths, marks = self.lengths[name], self.marks[name]
         places = range(first, len(lengths) if last is None else last)
         room = {i: marks[i + 1] - marks[i] for i in places}
@@ -270,6 +283,7 @@ class _Classes:
         return left, sum(stride * (self.size(name) - 1) for stride, name in tie.terms) + tie.more
 
     def _grow_tie(self, tie: _Tie) -> bool:
+        """Grow the smaller side of a tie, by one segment or one term; return True if something grew."""
         left, right = self._sides(tie)
         if left < right:
             return self._raise(tie.dim, right, tie.first, tie.last)
@@ -288,14 +302,17 @@ class _Classes:
         return prod(map(self.size, names))
 
     def _grow_reshape(self, sources: tuple[str, ...], targets: tuple[str, ...]) -> bool:
+        """Raise the first dimension of a reshape's smaller side so that both sides have equally many elements; return True if
+        it grew.
+        """
         left, right = self._product(sources), self._product(targets)
         if left == right:
             return False
-        names, wanted = (sources, right) if left < right else (targets, left)
-        own = self._product(names)
+        names, wanted_product = (sources, right) if left < right else (targets, left)
+        size_product = self._product(names)
         for name in names:
-            needed = -(-wanted * self.size(name) // own)
-            if self._raise(self.of(name), needed):
+            new_size = -(-wanted_product * self.size(name) // size_product)
+            if self._raise(self.of(name), new_size):
                 return True
         return False
 
@@ -305,6 +322,7 @@ Cut = tuple[str, tuple[int, int], str, int]
 
 
 def _all_cuts(equations: Iterable[Equation]) -> Iterator[Cut]:
+    """Yield the places at which slices, pads and concatenations cut a dimension: (whole, (start, end), part, stride)."""
     for eqn in equations:
         given: Mapping[str, Any] = eqn.attrs
         if has_trait(eqn, "slice", "pad"):
@@ -346,6 +364,7 @@ def _reaches(equations: Sequence[Equation]) -> Iterator[Terms]:
 
 
 def _windows(equations: Iterable[Equation]) -> Iterator[Terms]:
+    """Yield the dimensions that windows go over: the source, its terms by window and kernel, and the elements besides."""
     for eqn in equations:
         if has_trait(eqn, "window") or has_trait(eqn, "fold"):
             g = geometry(eqn.attrs)
@@ -400,6 +419,10 @@ def _numbers(
 
 
 def _shift(dim: Dim, by: int, size: int) -> int:
+    """Return a shift for a small dimension: as many turns around it, and as far into it in proportion.
+
+    by: the shift in the program. size: the small size.
+    """
     if abs(by) <= LITERAL:
         return by
     whole, rest = divmod(abs(by), dim.size)
@@ -408,7 +431,10 @@ def _shift(dim: Dim, by: int, size: int) -> int:
 
 
 def _position(number: int, ranges: set[str], classes: _Classes) -> int:
-    """Return an integer as a place along the shortest dimension whose positions the program computes with, or as it is."""
+    """Return an integer as a place along the shortest dimension whose positions the program computes with, or as it is.
+
+    ranges: the dimensions whose positions the program computes with.
+    """
     longer = [classes.dims[name] for name in ranges if classes.dims[name].size + 1 >= abs(number)]
     dim = min(longer, key=lambda each: each.size, default=None)
     if dim is None:

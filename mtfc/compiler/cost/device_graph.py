@@ -49,7 +49,7 @@ TYPICAL = 2.0**20
 
 @frozen
 class DeviceKind:
-    """Equal devices. A single device has the name of its kind, one of several a number, too: `gpu[2]`.
+    """Equal devices. A single device is called by its kind; one of several devices has a number behind the kind: `gpu[2]`.
 
     is_server: True for parameter servers, which add up the gradients that several devices have of one parameter.
     """
@@ -184,20 +184,28 @@ class DeviceGraph:
 
     @cached_property
     def _ways(self) -> tuple[tuple[Edge, ...], tuple[GraphPort, ...]]:
+        """Return the edges between devices and switches, in both directions, and the ports that edges send through.
+
+        A link with a central switch has an edge from each member to the switch; each such edge takes half of the link's
+        latency.
+        """
         edges: list[Edge] = []
         ports: dict[GraphPort, int] = {}
         for number, link in enumerate(self.links):
             is_central = link.kind in CENTRAL
-            middle = self.middle(number)
-            pairs = [(member, middle) for member in link.members] if is_central else link.pairs
+            switch = self.middle(number)
+            ends = [(member, switch) for member in link.members] if is_central else link.pairs
             latency = link.latency / 2 if is_central else link.latency
-            for a, b in pairs:
+            for a, b in ends:
                 for source, target in ((a, b), (b, a)):
-                    port = ports.setdefault(self._port(link, source, target, middle), len(ports))
+                    port = ports.setdefault(self._port(link, source, target, switch), len(ports))
                     edges.append(Edge(source, target, port, latency, link.bandwidth))
         return tuple(edges), tuple(ports)
 
     def _port(self, link: GraphLink, source: int, target: int, middle: int) -> GraphPort:
+        """Return the port that an edge sends through: one for a bus, one for both directions of a half-duplex link, or one
+        for each.
+        """
         if link.kind == "bus":
             return GraphPort(link.name, link.name)
         if link.is_half:

@@ -72,6 +72,7 @@ def inside_kernels(mesh: Mesh, device: Device) -> Inside:
     """Return what gives the values that never leave a kernel of a TPU; on other devices they count as stored."""
 
     def inside(body: Function) -> set[Value]:
+        """Return the values of a body that no kernel stores."""
         fusion = fusion_of(body, mesh, device)
         single = (eqn.results[0] for eqn in body.body if len(eqn.results) == 1 and not eqn.regions)
         return {*single} - fusion.stored - fusion.near

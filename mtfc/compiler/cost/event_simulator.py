@@ -53,9 +53,13 @@ Timeline = Mapping[Id, Slot]
 
 
 class TaskGraph:
-    """Tasks by id, and for each task those that wait for it. Raises `ValueError` if an edge leads nowhere or to a smaller id."""
+    """Tasks by id. waiting: for each task, the tasks that wait for it.
+
+    Raises `ValueError` if an edge leads nowhere or to a smaller id.
+    """
 
     def __init__(self, tasks: Iterable[Task]) -> None:
+        """Link tasks to the tasks that they wait for, which must have smaller ids."""
         self.tasks: dict[Id, Task] = {task.id: task for task in tasks}
         self.waiting: dict[Id, set[Id]] = {id: set() for id in self.tasks}
         for task in self.tasks.values():

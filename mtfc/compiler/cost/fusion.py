@@ -51,6 +51,7 @@ class FusionModel:
     has_register_traffic = False
 
     def __init__(self, function: Function, mesh: Mesh, device: Device, whole: Function | None = None) -> None:
+        """Decide which values the kernels store."""
         self.mesh = mesh
         self.device = device
         self.is_bound = whole is not None
@@ -65,6 +66,7 @@ class FusionModel:
         self.stacked = set(sources(stacked_outputs(function), self.makers))
 
     def _stored(self, function: Function) -> set[Value]:
+        """Return the values in memory: results of kernels, and what the function returns or an equation reads from memory."""
         unstored = ("view", "made", "fused")
         kernels = (eqn for eqn in function.body if storage(eqn) not in unstored and not self._is_slice(eqn))
         found = {value for eqn in kernels for value in eqn.results}

@@ -74,7 +74,7 @@ class DotShares:
     summed: Rate | None = None
 
     def most(self, rows: float, columns: float, summed: float) -> float:
-        """Return the largest share of a dot of at most these sizes."""
+        """Return the largest share of a dot whose sizes are at most the given ones."""
         return prod(share.most(size) for share, size in self._sides(rows, columns, summed))
 
     def of(self, rows: int, columns: int, summed: int) -> float:

@@ -52,6 +52,10 @@ class FormulaSizes:
     """
 
     def __init__(self, dims: Collection[Dim], mesh: Mesh) -> None:
+        """Make a symbol for each dimension and each mesh axis.
+
+        values: the size that each symbol stands for.
+        """
         self._dims = {dim.name: Symbol(i, dim.name, True) for i, dim in enumerate(dims)}
         self._axes: dict[str, Symbol] = {}
         for axis in mesh.names:

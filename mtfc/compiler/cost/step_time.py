@@ -129,7 +129,11 @@ def step_time(
 
 @frozen
 class _Item:
-    """An equation in the graph: its seconds on each device, and its part of reports."""
+    """An equation in the graph: its seconds on each device, and its part of reports. ideal: the seconds at the peak rate.
+
+    inside: the simulated iteration of a loop. occupies: it keeps the memory busy. in_turn: it uses one device after the
+    other.
+    """
 
     eqn: Equation
     seconds: Mapping[str, float]
@@ -154,11 +158,17 @@ class _Item:
 
 @frozen
 class _Simulator:
+    """Simulates a function on one device: an item for each equation, and a task for each thing that an item occupies.
+
+    servers: the servers that complete sums of gradients, if the step has any.
+    """
+
     topology: Topology
     device: Device
     servers: ParameterServers | None = None
 
     def run(self, function: Function) -> StepTime:
+        """Return the time of a step that runs a function."""
         makers = {value: eqn for eqn in function.body for value in eqn.results}
         works = work(function, self.topology.mesh, self.device)
         items = [self._item(eqn, each, makers) for eqn, each in zip(function.body, works, strict=True)]
@@ -167,6 +177,7 @@ class _Simulator:
         return _summary(items, graph, timeline)
 
     def _item(self, eqn: Equation, work: KernelWork, makers: Mapping[Value, Equation]) -> _Item:
+        """Return the item of an equation: its seconds by device of the timeline, its lines, and its seconds at peak rate."""
         if eqn.regions:
             return self._loop(eqn, work)
         if has_trait(eqn, "sends"):
@@ -177,14 +188,15 @@ class _Simulator:
         return _Item(eqn, seconds, {eqn.span: Seconds(compute=work.seconds)} if seconds else {}, ideal)
 
     def _loop(self, eqn: Equation, work: KernelWork) -> _Item:
-        trips, inside = _trips(eqn), self.run(joined_iterations(eqn))
-        seconds = {COMPUTE: inside.seconds, **inside.busy} if inside.seconds else {}
+        """Return the item of a loop: one simulated iteration, as often as the loop runs, and the loop's own kernels."""
+        trips, iteration = _trips(eqn), self.run(joined_iterations(eqn))
+        seconds = {COMPUTE: iteration.seconds, **iteration.busy} if iteration.seconds else {}
         seconds = {device: each * trips for device, each in seconds.items()}
-        lines = {span: each.times(trips) for span, each in inside.lines.items()}
+        lines = {span: each.times(trips) for span, each in iteration.lines.items()}
         if work.seconds:
             seconds = sums((*seconds.items(), (COMPUTE, work.seconds)))
             lines = sums((*lines.items(), (eqn.span, Seconds(compute=work.seconds))))
-        return _Item(eqn, seconds, lines, inside.ideal * trips, inside)
+        return _Item(eqn, seconds, lines, iteration.ideal * trips, iteration)
 
     def _collective(self, eqn: Equation, makers: Mapping[Value, Equation]) -> _Item:
         """Return the item of a collective. The bytes of each operand of a combined collective count for the operand's line."""
@@ -228,6 +240,10 @@ def _tasks(items: Sequence[_Item]) -> Iterator[Task]:
 
 
 def _summary(items: Sequence[_Item], graph: TaskGraph, timeline: Timeline) -> StepTime:
+    """Return the time of a step, with its lines, its lanes' busy seconds, and its events.
+
+    Time in which a device waits counts for the line of the item that it waits for.
+    """
     end = makespan(timeline)
     exposed = (_exposed(items[number], seconds) for number, seconds in _pauses(graph, timeline, end))
     lines = sums(pair for each in (*(item.lines for item in items), *exposed) for pair in each.items())
@@ -271,7 +287,10 @@ def _latest(ids: Iterable[Id], timeline: Timeline) -> Id:
 def _chain(
     last: Id, since: float, graph: TaskGraph, timeline: Timeline, before: Mapping[Id, Id]
 ) -> Iterator[tuple[int, float]]:
-    """Walk back from the task that ends a pause, along the tasks that made it late, to the start of the pause."""
+    """Walk back from the task that ends a pause, along the tasks that made it late, to the start of the pause.
+
+    last: the task that ends the pause. since: the start of the pause. before: task -> the task that made it late.
+    """
     id, until = last, timeline[last].end
     while until > since:
         slot = timeline[id]
@@ -284,7 +303,7 @@ def _chain(
 
 
 def _events(item: _Item, task: Task, start: float) -> Iterator[Event]:
-    """Yield the bars of a task in a timeline; for a loop also those of its first iteration."""
+    """Yield the bars of a task in a timeline; for a loop also those of its first iteration. start: when the task starts."""
     eqn = item.eqn
     span, name = eqn.span, eqn.path or eqn.op
     if item.inside is None:
@@ -357,7 +376,10 @@ class ParameterServers:
 
     @classmethod
     def of(cls, function: Function, topology: Topology, number: int) -> ParameterServers:
-        """Return the servers of a step. They replace the all-reduces whose results the update reads."""
+        """Return the servers of a step. They replace the all-reduces whose results the update reads.
+
+        number: the number of servers.
+        """
         read = {value for eqn in function.body if eqn.stage == "update" for value in eqn.operands}
         sums = (
             eqn for eqn in function.body if has_trait(eqn, "all_reduce") and not read.isdisjoint(eqn.results)

@@ -162,6 +162,7 @@ class Topology:
         return found
 
     def _crossing(self, parts: Sequence[AxisPart], size: int, inner: int) -> Crossing:
+        """Return how a group of `size` devices crosses a lane, on which its axes lie as `parts`."""
         lane = parts[0].lane
         reach = max(part.stride * part.size for part in parts)
         is_ring = reach == self.used[lane.name] > 2 and self._wraps(lane)
@@ -246,6 +247,7 @@ class Topology:
         return len(sides) > 1 and prod(side.size for side in sides) == prod(used)
 
     def _exchange(self, c: Crossing, sending: Sending, local: float, whole: float) -> float:
+        """Return the seconds of an all-to-all on a crossing. local, whole: the bytes of a device, and of all."""
         share = (c.size // 2) * ((c.size + 1) // 2) if c.lane.link.has_neighbours else c.size - 1
         rate = self.bandwidth(c, sending.kind, whole)
         return c.steps * c.lane.link.latency + local * share / (c.size * rate)
@@ -275,6 +277,8 @@ def lie_as_one(mesh: Mesh, hardware: Hardware, first: int) -> bool:
     """True if one axis can stand for an axis and the next: every group over both or neither then uses the same lanes.
 
     This is false on a torus, for example, where each of the two axes has a side to itself.
+
+    first: the number of the first of both axes.
     """
     (outer, size), (inner, times), *rest = mesh.axes[first:]
     one = Mesh(mesh.name, (*mesh.axes[:first], (outer, size * times), *rest))
@@ -321,12 +325,14 @@ def compact(sizes: tuple[int, ...], count: int) -> tuple[tuple[int, ...], ...]:
 
 
 class _Free:
-    """The free room of lanes while axes are laid out.
-
-    rooms: the room of lanes that have less than their size, by name. used: members taken of each lane, the innermost lane first.
-    """
+    """The free room of lanes while axes are laid out."""
 
     def __init__(self, lanes: list[Lane], rooms: Mapping[str, int]) -> None:
+        """Start with all lanes free.
+
+        at: the lane that is laid out next. rooms: the room of lanes that have less than their size, by name. used: members
+        taken of each lane, the innermost lane first.
+        """
         self.lanes, self.rooms = lanes, rooms
         self.at = 0
         self.used: dict[str, int] = {}
@@ -358,13 +364,14 @@ class _Free:
         return self.used.get(self.lanes[self.at].name, 1)
 
     def _room(self, at: int) -> float:
+        """Return how many further devices a lane can take."""
         lane = self.lanes[at]
         size = self.rooms.get(lane.name, lane.size)
         return inf if size is None else size // self.used.get(lane.name, 1)
 
     def _advance(self, size: int, rest: int) -> None:
         """Go on to the next lane if this one is full, and to the next side of a torus if only that has room for the whole
-        axis.
+        axis. size: the size of the present axis. rest: the part of it that is still to be laid out.
         """
         while self.at < len(self.lanes) - 1:
             room, next_room = self._room(self.at), self._room(self.at + 1)

@@ -176,6 +176,7 @@ def _repeated(charge: Charge, dim: Dim, scale: Scale) -> Charge:
 
 
 def _charges(eqn: Equation, producers: Mapping[Value, Equation], scale: Scale) -> Iterator[Charge]:
+    """Yield what an equation computes and sends. A loop's charges count for each of its iterations."""
     if eqn.regions:
         yield from (_repeated(charge, dim_of(eqn), scale) for charge in charges(region_of(eqn), scale))
     elif has_trait(eqn, "sends"):

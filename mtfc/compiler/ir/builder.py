@@ -25,6 +25,7 @@ class Names:
         self._next: dict[str, int] = {}
 
     def fresh(self, wanted: str) -> str:
+        """Return a name that is not taken: the wanted one, or with a number behind it."""
         name, number = wanted, self._next.get(wanted, 2)
         while name in self._taken:
             name, number = f"{wanted}_{number}", number + 1
@@ -55,6 +56,10 @@ class Builder:
     """Appends equations to `body`; they get the current `span` and `stage`."""
 
     def __init__(self, names: Names, span: Span | None = None, stage: Stage = "forward") -> None:
+        """Start without equations.
+
+        _constants: (text, dtype) -> the constant that later uses share.
+        """
         self.names, self.span, self.stage = names, span, stage
         self.body: list[Equation] = []
         self._constants: dict[tuple[str, str], Value] = {}
@@ -223,7 +228,7 @@ def fresh_copy(
 def needed_for(
     values: Iterable[Value], body: Sequence[Equation], stays: Callable[[Equation], bool] = lambda eqn: False
 ) -> tuple[Equation, ...]:
-    """Return the equations that values depend on, in order, and those that stay. Loops stay as they are."""
+    """Return the equations that some values depend on, in order, and the equations that must stay. Loops stay as they are."""
     needed = set(values)
     kept = []
     for eqn in reversed(body):

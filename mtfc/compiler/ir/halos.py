@@ -43,7 +43,10 @@ def shift_blocks(
 
 
 def concat_parts(b: BlockRewriter, s: Split, *parts: Part) -> Part:
-    """Join parts of every block, in the order given."""
+    """Return the concatenation of parts, within each block, and its dimension.
+
+    A part is an array and the dimension that it has there.
+    """
     if len(parts) == 1:
         return parts[0]
     sources = tuple(dim for _, dim in parts)
@@ -83,6 +86,8 @@ class NeededRange:
 
     Positions count from the first element of the source's own block. The drift is 0 if the result has as many elements as the
     op's stride says: then every block needs the same halos.
+
+    split: the blocks of the source.
     """
 
     split: Split
@@ -126,7 +131,10 @@ def range_of(split: Split, size: int, first: int, stride: int = 1, extent: int =
 
 
 def take_range(b: BlockRewriter, x: Value, needed: NeededRange, fill: float = 0) -> Part:
-    """Return the range of `x` that each block needs; beyond the ends lies `fill`."""
+    """Return the range of `x` that each block needs; beyond the ends lies `fill`.
+
+    needed: the range, relative to each block.
+    """
     s = needed.split
     x, dim = extend_blocks(b, b.cut(x, s), s, needed.left, needed.right, fill)
     start = needed.left + needed.first

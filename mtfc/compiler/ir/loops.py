@@ -189,7 +189,10 @@ class NewLoop:
         return value
 
     def append(self, name: str, like: Equation, results: Sequence[Value] = ()) -> Equation:
-        """Append the loop, whose region has this name, and return it: see `make_loop`."""
+        """Append the loop, whose region has this name, and return it: see `make_loop`.
+
+        like: a loop with the attributes of the new one.
+        """
         given = by_role(self.given)
         region = Function(name, tuple(a for _, a in given), tuple(self.inner.body), tuple(self.outputs))
         loop = make_loop(self.outer.names, fresh_copy(region), [v for v, _ in given], like, results)
@@ -203,7 +206,7 @@ def by_role(given: Iterable[tuple[Value, Argument]]) -> list[tuple[Value, Argume
 
 
 def with_operands(loop: Equation, region: Function, given: Iterable[tuple[Value, Argument]]) -> Equation:
-    """Return the loop with these operands and arguments, in any order, and else with this region."""
+    """Return the loop with other operands and arguments, given in any order, and with another region."""
     ordered = by_role(given)
     whole = attrs.evolve(region, arguments=tuple(argument for _, argument in ordered))
     return attrs.evolve(loop, operands=tuple(operand for operand, _ in ordered), regions=(whole,))
@@ -279,6 +282,7 @@ def _is_truth(type: TensorType) -> bool:
 
 
 def _types_error(eqn: Equation, region: Function, shown: Callable[[TensorType], TensorType]) -> str | None:
+    """Return what is wrong with the types at the ends of a loop, or None. shown: turns types into those that must agree."""
     dim = dim_of(eqn)
     for value, argument in pairs(eqn):
         operand, type = shown(value.type), shown(argument.value.type)
@@ -287,20 +291,23 @@ def _types_error(eqn: Equation, region: Function, shown: Callable[[TensorType], 
         wanted = sliced_type(operand, dim) if argument.role == "sliced" else operand
         if type != wanted:
             return f"{argument.role} {argument.value} is {type}, and its operand gives {wanted}"
-    number = len(carried(region))
+    carries = len(carried(region))
     for i, (result, output) in enumerate(outputs_of(eqn)):
-        if (output.updates is not None) != (i < number):
+        if (output.updates is not None) != (i < carries):
             return "the outputs of a loop's region that update carries come first"
-        found, given = shown(result.type), shown(result_type(output, dim))
-        if found != given:
-            return f"{result} is {found}, and output {output.name} gives {given}"
+        shown_result, shown_output = shown(result.type), shown(result_type(output, dim))
+        if shown_result != shown_output:
+            return f"{result} is {shown_result}, and output {output.name} gives {shown_output}"
     return None
 
 
 def with_carries(
     region: Function, start: set[Value], inside: Callable[[set[Value]], set[Value]]
 ) -> set[Value]:
-    """Return the values `inside` gives for arguments, with the carries that later iterations add to these arguments."""
+    """Return the values `inside` gives for arguments, with the carries that later iterations add to these arguments.
+
+    start: the arguments. inside: arguments -> values of the region.
+    """
     while True:
         found = inside(start)
         updated = {output.updates for output in region.outputs if output.value in found}
@@ -311,7 +318,7 @@ def with_carries(
 
 
 def results_of(eqn: Equation, inside: set[Value]) -> list[Value]:
-    """Return the results of a loop whose values, or whose carries, are among those of the region."""
+    """Return the results of a loop whose values, or whose carries, are among the given values of the region."""
     names = {argument.value.name for argument in carried(region_of(eqn)) if argument.value in inside}
     return [result for result, o in outputs_of(eqn) if o.value in inside or o.updates in names]
 

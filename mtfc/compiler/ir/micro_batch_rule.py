@@ -63,6 +63,10 @@ def _loop_sums(
 def _body_sums(
     region: Function, batch: Dim, arguments: Iterable[Value], before: Iterable[Equation]
 ) -> set[Value]:
+    """Return the values of a loop's body that are sums over a micro-batch. arguments: the arguments that are sums.
+
+    before: equations that run before the loop.
+    """
     sums, gone = set(arguments), {id(eqn) for eqn in before}
     for eqn in region.body:
         if id(eqn) in gone:

@@ -357,7 +357,7 @@ def in_jax(text: str) -> str:
 
 
 def form_error(opdef: OpDef, operands: int, attributes: Mapping[str, object]) -> str | None:
-    """Return why an equation with so many operands and these attributes is malformed, or None."""
+    """Return why an equation with this number of operands and these attributes is malformed, or None."""
     least = opdef.arity[0]
     if operands < least or (len(opdef.arity) == 1 and operands > least):
         wanted = f"{least} or more" if len(opdef.arity) == 2 else str(least)

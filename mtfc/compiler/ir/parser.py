@@ -88,6 +88,7 @@ class _Scope:
         return value
 
     def use(self, token: Token) -> Value:
+        """Return the value that an operand names; refuse a name that is not defined."""
         name = token[1:]
         if name not in self._values:
             raise ReadError(f"%{name} is not defined", token.line or 0)
@@ -126,6 +127,7 @@ class _Scope:
         at: Span | None,
         regions: Sequence[tuple[str, Contents]],
     ) -> Equation:
+        """Return an equation from its parts. under: the layout as written; without one, the op may imply a layout."""
         used, given = tuple(map(self.use, operands)), dict(attributes)
         inner = tuple(_Scope(self.placed).function(*each, stage) for each in regions)
         made = tuple(self.define(*each) for each in results)
@@ -177,6 +179,7 @@ class _ProgramParser:
         updates: tuple[Update, ...],
         functions: tuple[Function, ...],
     ) -> Program:
+        """Return a program from its parts. Dims and layout were read with them."""
         training = train and evolve(train, updates=updates, learning_rate=rate)
         return Program(name, self._dims, variables, functions, training, mesh, layout)
 

@@ -96,6 +96,7 @@ def layout_text(layout: Mapping[str, Axes]) -> str:
 
 
 def attr_text(value: Attr) -> str:
+    """Return the text of an attribute."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (int, float)):
@@ -175,12 +176,17 @@ class _Printer:
     """Prints one program. It keeps the mesh, the form of spans, and the texts of types."""
 
     def __init__(self, program: Program | None, locations: bool) -> None:
+        """Start a text.
+
+        locations: print the source line of everything. _types: type -> its text.
+        """
         self.file = source_file(program.functions) if program else None
         self.mesh: Mesh | None = program.mesh if program else None
         self.locations = locations
         self._types: dict[TensorType, str] = {}
 
     def program(self, program: Program) -> Iterator[str]:
+        """Yield the lines of a program: mesh, layout, dims, parameters, training, and functions."""
         yield f"program {name_text(program.name)}"
         if self.locations and self.file is not None:
             yield f"source {json.dumps(self.file)}"
@@ -207,6 +213,7 @@ class _Printer:
             yield from self.function(function)
 
     def training(self, training: Training) -> str:
+        """Return the line of the training: what is minimized, then the options that differ from their defaults."""
         text = f"train{self.at(training.span)} minimize {name_text(training.minimize)}"
         if training.report:
             text += f" report ({', '.join(map(name_text, training.report))})"

@@ -15,7 +15,10 @@ from mtfc.compiler.ir.types import Dim, Mesh, TensorType
 
 @attrs.frozen
 class Renumbering:
-    """Other numbers for a program. attributes: equation -> its attributes; dimensions and axes are changed after that."""
+    """Other numbers for a program. attributes: equation -> its attributes; dimensions and axes are changed after that.
+
+    dim, number: return another dimension and another number.
+    """
 
     dim: Callable[[Dim], Dim]
     number: Callable[[Any], Any] = lambda number: number

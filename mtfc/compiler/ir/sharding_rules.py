@@ -161,6 +161,6 @@ def needed_group(opdef: OpDef, eqn: Equation, axis: str) -> OperandGroup:
 
 
 def passes(opdef: OpDef, eqn: Equation, axis: str) -> bool:
-    """Return True if the reductions over the axis that are pending in operands are sums, and just those of one group."""
+    """Return True if all reductions over the axis that are pending in operands are sums, and pending in just one group."""
     pending = tuple(i for i, value in enumerate(eqn.operands) if axis in value.type.pending)
     return pending in passing_groups(opdef, eqn, axis, pending_over(axis))

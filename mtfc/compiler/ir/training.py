@@ -63,6 +63,7 @@ def updates_error(training: Training, program: Program) -> str | None:
 
 
 def _update_error(update: Update, declared: Mapping[str, TensorType]) -> str | None:
+    """Return what is wrong with the function of an update, or None. declared: the types of all parameters."""
     function = update.function
     parameters, gradients, states = (of_role(function, role) for role in ("parameter", "input", "state"))
     if len(parameters) != 1 or len(gradients) != 1 or len(states) + 2 != len(function.arguments):
@@ -93,6 +94,10 @@ def report_error(training: Training, program: Program) -> str | None:
 
 
 def _rate_error(training: Training, is_reported: bool) -> str | None:
+    """Return what is wrong with the function of the learning rate, or None.
+
+    is_reported: training reports the learning rate.
+    """
     rate = training.learning_rate
     if rate is None:
         is_missing = is_reported and training.updates

@@ -56,6 +56,10 @@ def _equation(eqn: Equation, training: bool, known: Truths) -> Equation:
 
 
 def _loop(eqn: Equation, training: bool, known: Truths) -> Equation:
+    """Return a loop in which `training` is bound.
+
+    known: values that are known to be true or false; the loop's results join them.
+    """
     region = region_of(eqn)
     inside = {a.value: known[v] for v, a in pairs(eqn) if a.role != "carried" and v in known}
     smaller = _bound(region, training, inside)

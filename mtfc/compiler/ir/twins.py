@@ -54,6 +54,7 @@ def smaller(number: Any, which: int) -> Any:
 
 
 def _exact(number: Any, which: int) -> Any:
+    """Return the number of one smaller program without rounding: a finite float as a fraction."""
     if isinstance(number, (TwinInt, TwinFloat)):
         return number.smaller[which]
     return Fraction(number) if isinstance(number, float) and isfinite(number) else number
@@ -87,14 +88,16 @@ def on_twins(small: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callab
     return decorated
 
 
-def _tried(small: Callable[..., Any], args: Any, which: int, found: Any) -> Any:
+def _tried(small: Callable[..., Any], args: Any, program: int, fallback: Any) -> Any:
+    """Return what `small` computes from the numbers of one smaller program; `fallback` if it has no result there."""
     try:
-        return small(*(_exact(each, which) for each in args))
+        return small(*(_exact(each, program) for each in args))
     except (ArithmeticError, ValueError):
-        return found
+        return fallback
 
 
 def _define_arithmetic(cls: type) -> None:
+    """Let the operators of a class of twins compute the smaller numbers too, as fractions where they divide."""
     base: Any = int if cls is TwinInt else float
     operators: dict[str, Callable[..., Any]] = {
         **{name: getattr(operator, name) for name in ("add", "sub", "mul", "floordiv", "mod", "neg", "abs")},

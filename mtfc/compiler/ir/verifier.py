@@ -92,6 +92,10 @@ class Verifier:
     """Checks the programs of one compilation. It remembers sound equations and functions, and does not check them again."""
 
     def __init__(self) -> None:
+        """Start with nothing known to be sound.
+
+        _context: dims and mesh, under which the remembered things are sound.
+        """
         self._context: tuple[Mapping[str, Dim], Mesh | None] = ({}, None)
         self._seen: dict[Level, set[Equation | Argument | Output]] = {}
         self._alike: dict[Level, set[tuple[object, ...]]] = {}
@@ -144,6 +148,7 @@ def _unique(names: Iterable[str], what: str, where: str) -> None:
 
 
 def _check_program(program: Program) -> None:
+    """Refuse a program with two things of one name, wrong dimensions, or a training without a loss."""
     where = f"program {program.name}"
     _unique((function.name for function in program.functions), "functions", where)
     _unique((parameter.name for parameter in program.parameters), "parameters", where)
@@ -218,6 +223,11 @@ class _Equations:
         alike: set[tuple[object, ...]],
         types: set[TensorType],
     ) -> None:
+        """Check at a level.
+
+        seen: what has been checked. alike: keys of equations that were found legal, so that equal ones need no check. types:
+        types that were found legal.
+        """
         self.dims, self.mesh, self.rule, self.level = program.dims, program.mesh, LEVELS[level], level
         self.seen, self.alike, self.types = seen, alike, types
 
@@ -270,6 +280,7 @@ class _Equations:
         return wrong or self.place_error(opdef, eqn)
 
     def attrs_error(self, eqn: Equation) -> str | None:
+        """Return what is wrong with the attributes of an equation, or None: a dimension or a mesh axis that is not declared."""
         for key, value in eqn.attrs.items():
             for dim in _dims_in(value):
                 if self.dims.get(dim.name) != dim:
@@ -280,6 +291,9 @@ class _Equations:
         return None
 
     def place_error(self, opdef: OpDef, eqn: Equation) -> str | None:
+        """Return what is wrong with the layout of an equation, or with how its values are placed at this level; None if nothing
+        is.
+        """
         if eqn.layout is None and self.rule.layouts:
             return f"at level {self.level} every equation has a layout"
         if eqn.layout is not None and not self.rule.layouts:
@@ -325,7 +339,10 @@ def _types(values: Iterable[TensorType]) -> str:
 def _types_error(
     rule: str, gives: str, types: Callable[[], tuple[TensorType, ...]], found: tuple[TensorType, ...]
 ) -> str | None:
-    """Return what is wrong with the types that a rule gives to the results of an equation, or None."""
+    """Return what is wrong with the types that a rule gives to the results of an equation, or None.
+
+    rule: the name of the rule. gives: its verb in the message. found: the types of the results.
+    """
     try:
         known = types()
     except (OpError, PlacementError) as error:
@@ -352,6 +369,10 @@ class _FunctionCheck:
         equations: _Equations,
         outer: str | None = None,
     ) -> None:
+        """Start before the arguments.
+
+        outer: the function around a region. may_ask: `training` may occur. names: names in use.
+        """
         self.program, self.function, self.rule, self.equations = program, function, rule, equations
         self.is_region = outer is not None
         self.may_ask = function.name == "forward" if outer is None else outer.endswith("function forward")
@@ -385,6 +406,7 @@ class _FunctionCheck:
         self.visible.add(value)
 
     def body(self, body: tuple[Equation, ...]) -> None:
+        """Check equations in order: operands are defined before, results are new."""
         for eqn in body:
             self.used(eqn.operands, eqn)
             if not self.may_ask and has_trait(eqn, "training"):
@@ -401,7 +423,10 @@ class _FunctionCheck:
             raise self.wrong(f"{value} is not defined before its use", eqn)
 
     def end(self, node: Argument | Output, where: str, pending: bool) -> None:
-        """Check what arguments and outputs have in common: invariants 6, 8, 9 and 11. Reductions may be pending if `pending`."""
+        """Check what arguments and outputs have in common: invariants 6, 8, 9 and 11. Reductions may be pending if `pending`.
+
+        where: the place in the message.
+        """
         if node in self.equations.seen:
             return
         type, layout = node.value.type, node.layout
@@ -429,6 +454,7 @@ class _FunctionCheck:
             raise VerifyError("the program does not declare such a parameter", where, argument.span)
 
     def output(self, output: Output) -> None:
+        """Check an output: it is defined, has a legal layout, and has the type of the argument that it updates."""
         where = f"output {output.name} of {self.where}"
         if output.value not in self.visible:
             raise VerifyError(f"{output.value} is not defined", where)

@@ -21,7 +21,7 @@ from mtfc.compiler.records import frozen
 
 @frozen
 class Dropout:
-    """Weights that become 0. keep: tells which stay. factor: of those that stay.
+    """The dropout of attention's weights. keep: tells which weights stay. factor: the factor of the weights that stay.
 
     flag: without it all weights stay as they are; None if they never do.
     """

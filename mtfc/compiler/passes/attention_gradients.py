@@ -67,6 +67,7 @@ def symbol(found: Hashable) -> Polynomial:
 
 
 def plus(a: Polynomial, b: Polynomial) -> Polynomial:
+    """Return a + b without terms that cancel."""
     found = dict(a)
     for term, number in b.items():
         x, y = found.pop(term, 0.0), number
@@ -76,6 +77,7 @@ def plus(a: Polynomial, b: Polynomial) -> Polynomial:
 
 
 def _joined(a: Monomial, b: Monomial) -> Monomial:
+    """Return the product of two monomials. A condition is 0 or 1, so its powers are itself."""
     powers = dict(a)
     for each, power in b:
         powers[each] = 1 if isinstance(each, Condition) else powers.get(each, 0) + power
@@ -83,6 +85,7 @@ def _joined(a: Monomial, b: Monomial) -> Monomial:
 
 
 def times(a: Polynomial, b: Polynomial) -> Polynomial:
+    """Return a * b."""
     found: Polynomial = {}
     for s, x in a.items():
         for t, y in b.items():
@@ -240,13 +243,13 @@ class GradientMatch:
 
     def _pairs(self, dot: Equation) -> Iterator[tuple[Value, Value | None]]:
         """Yield the values that a dot may have as an operand, and its other operand."""
-        known = self.forward.operands.get(2)
-        gone, memory = {*reduced_dims(dot)}, {*self.forward.memory}
+        known_values = self.forward.operands.get(2)
+        summed, memory = {*reduced_dims(dot)}, {*self.forward.memory}
         for i, v in enumerate(dot.operands):
-            if known is not None and self.scope.source(v) != self.scope.source(known):
+            if known_values is not None and self.scope.source(v) != self.scope.source(known_values):
                 continue
             own = {*v.type.dims} - self.logits
-            if not memory <= {*v.type.dims} or not own or own != gone or len(dot.operands) > 2:
+            if not memory <= {*v.type.dims} or not own or own != summed or len(dot.operands) > 2:
                 continue
             others = [*dot.operands[:i], *dot.operands[i + 1 :]]
             if any(not memory.isdisjoint(x.type.dims) for x in others):
@@ -254,7 +257,10 @@ class GradientMatch:
             yield v, others[0] if others else None
 
     def _without_total(self, value: Value, own: set[Dim]) -> Value:
-        """Return a value without factors that the sum of the exponentials is part of."""
+        """Return a value without factors that the sum of the exponentials is part of.
+
+        own: the dims that the factors lack.
+        """
         value = self.scope.source(value)
         eqn = self.scope.makers.get(value)
         if eqn is None or not has_trait(eqn, "multiply", "divide"):
@@ -330,14 +336,14 @@ class GradientMatch:
     def _over_values(self, terms: Polynomial) -> Polynomial | None:
         """Sum over the values' dimensions: the result times its cotangent is a sum over the keys."""
         assert self.v is not None
-        found: Polynomial = {}
-        wanted, both = _joined(MEAN, self._given), KeySum(_joined(self._weight, DW))
+        polynomial: Polynomial = {}
+        needed_factors, key_sum = _joined(MEAN, self._given), KeySum(_joined(self._weight, DW))
         for term, number in terms.items():
             inner, _ = self._parted(term, [dim for dim in self.v.type.dims if dim not in self.logits])
-            if not (wanted <= term and inner <= wanted):
+            if not (needed_factors <= term and inner <= needed_factors):
                 return None
-            found = plus(found, times({term - wanted: number}, symbol(both)))
-        return found
+            polynomial = plus(polynomial, times({term - needed_factors: number}, symbol(key_sum)))
+        return polynomial
 
     def _parted(self, term: Monomial, dims: Sequence[Dim]) -> tuple[Monomial, Monomial]:
         """Return the factors that have one of the dimensions, and the others."""
@@ -345,6 +351,7 @@ class GradientMatch:
         return inner, term - inner
 
     def _dims(self, found: Hashable) -> set[Dim]:
+        """Return the dimensions of a part of a gradient: a value, a condition, a sum over keys, or the name of a product."""
         if isinstance(found, Value):
             return {*found.type.dims}
         if isinstance(found, Condition):
@@ -368,30 +375,30 @@ class GradientMatch:
     def _dot(self, eqn: Equation) -> Polynomial | None:
         """Return the polynomial of the dot of the values with the cotangent, or with exponentials, or of a sum of products."""
         assert self.v is not None
-        v, gone = self.scope.source(self.v), {*reduced_dims(eqn)}
+        v, summed = self.scope.source(self.v), {*reduced_dims(eqn)}
         others = [x for x in eqn.operands if self.scope.source(x) != v]
-        if gone == {*self.v.type.dims} - self.logits:
-            wanted, symbol_of = self._given, DW
-        elif gone == {*self.forward.memory}:
-            wanted, symbol_of = self._weight, MEAN
+        if summed == {*self.v.type.dims} - self.logits:
+            needed_factors, symbol_of = self._given, DW
+        elif summed == {*self.forward.memory}:
+            needed_factors, symbol_of = self._weight, MEAN
         else:
             return None
         if len(others) == len(eqn.operands):
-            return self._sum(reduce(times, map(self.polynomial, others)), [*gone])
+            return self._sum(reduce(times, map(self.polynomial, others)), [*summed])
         if len(others) + 1 != len(eqn.operands) or len(others) > 1:
             return None
-        found: Polynomial = {}
+        polynomial: Polynomial = {}
         for term, number in (self.polynomial(others[0]) if others else ONE).items():
-            inner, _ = self._parted(term, [*gone])
-            if not wanted <= term or not inner <= wanted:
+            inner, _ = self._parted(term, [*summed])
+            if not needed_factors <= term or not inner <= needed_factors:
                 return None
-            found = plus(found, {_joined(symbol_of, term - wanted): number})
-        return found
+            polynomial = plus(polynomial, {_joined(symbol_of, term - needed_factors): number})
+        return polynomial
 
     # Gradients
 
     def _sink(self, eqn: Equation, wanted: Mapping[int, tuple[Polynomial, Value]]) -> FoundGradient | None:
-        """Return the gradient that an equation computes, or None."""
+        """Return the gradient that an equation computes, or None. wanted: see `_wanted`."""
         if eqn.result == self.forward.total or eqn.result.type.dtype not in FLOATS:
             return None
         product = reduce(times, (self.polynomial(x) for x in eqn.operands))
@@ -404,6 +411,7 @@ class GradientMatch:
         return None
 
     def _is_factor(self, factors: Monomial, eqn: Equation) -> bool:
+        """Return True if all factors are values that the result of an equation can be multiplied with afterwards."""
         return all(
             isinstance(each, Value)
             and each != self.forward.total
@@ -412,7 +420,7 @@ class GradientMatch:
         )
 
     def _wanted(self) -> dict[int, tuple[Polynomial, Value]]:
-        """Return number of an operand -> what its gradient is the sum of, and the operand."""
+        """Return for each operand of attention, by number, the polynomial that its gradient is a sum of, and the operand."""
         forward = self.forward
         q, k = (forward.operands[i] for i in (0, 1))
         assert self.v is not None
@@ -439,7 +447,7 @@ class GradientMatch:
 
 
 def _combined(eqn: Equation, terms: Sequence[Polynomial]) -> Polynomial | None:
-    """Return the polynomial of an elementwise equation from those of its operands."""
+    """Return the polynomial of an elementwise equation from the polynomials of its operands."""
     if has_trait(eqn, "square"):
         return times(terms[0], terms[0])
     if has_trait(eqn, "negate"):

@@ -132,6 +132,7 @@ def _presummed(b: Builder, eqn: Equation) -> list[Value]:
 
 
 def _contract(b: Builder, eqn: Equation, cost: ShardElements) -> Value:
+    """Append an einsum as dots of two operands, in the cheapest order, and return its result."""
     result = frozenset(eqn.result.type.dims)
     operands = _presummed(b, eqn)
     sets = [frozenset(value.type.dims) for value in operands]
@@ -150,6 +151,8 @@ def is_simple(eqn: Equation) -> bool:
 
 
 def binarized(function: Function, cost: ShardElements, most: int) -> Function:
+    """Return a function whose einsums of up to `most` operands are dots of two."""
+
     def contracted(build: Builder, eqn: Equation) -> Sequence[Value] | None:
         stays = is_simple(eqn) or len(eqn.operands) > most
         return None if stays else (_contract(build, eqn, cost),)

@@ -75,6 +75,10 @@ def _yielded_once(eqn: Equation, same: Substitution) -> Equation:
 
 
 def share(function: Function, named: set[str]) -> Function:
+    """Return the function in which equal equations are computed once.
+
+    named: values whose names a user can see, which stay apart.
+    """
     first: dict[Hashable, int] = {}
     same = Substitution()
     body: list[Equation] = []

@@ -67,6 +67,7 @@ def live_loop(eqn: Equation, live: set[Value]) -> Equation:
 
 
 def live_only(function: Function) -> Function:
+    """Return the function without equations of which no result is used."""
     live = {output.value for output in function.outputs}
     kept: list[Equation] = []
     for eqn in reversed(function.body):

@@ -44,25 +44,28 @@ class FactorSums(Pass):
 
 
 class _SumFactorer:
-    """Rewrites one function, or the region of a loop.
-
-    waits: the number of sums in a row from which a value follows. made: value -> its equation. early: sums that have moved, by
-    the equation of their terms, or None for terms that are an argument.
-    """
+    """Rewrites one function, or the region of a loop."""
 
     def __init__(self, function: Function, named: set[str]) -> None:
+        """Start before the first equation.
+
+        named: the names that a user can see, which keep their values. waits: the number of sums in a row from which a value
+        follows. made: value -> its equation. early: sums that have moved, by the equation of their terms, or None for terms
+        that are an argument.
+        """
         self.function, self.named, self.names = function, named, names_of(function)
         self.waits: dict[Value, int] = {}
         self.made: dict[Value, Equation] = {}
         self.early: dict[Equation | None, list[Equation]] = {}
 
     def run(self) -> Function:
+        """Return the function with sums moved to where they come earliest."""
         body = [new for eqn in self.function.body for new in self._rewritten(eqn)]
         everything = (*self._behind(None), *(each for eqn in body for each in (eqn, *self._behind(eqn))))
         return attrs.evolve(self.function, body=everything)
 
     def _behind(self, eqn: Equation | None) -> Iterator[Equation]:
-        """Yield the sums that have moved behind an equation, and those that have moved behind these."""
+        """Yield the sums that have moved behind an equation, and then the sums that have moved behind these sums."""
         for each in self.early.get(eqn, ()):
             yield each
             yield from self._behind(each)
@@ -76,6 +79,7 @@ class _SumFactorer:
         return new
 
     def _note(self, eqn: Equation) -> None:
+        """Note how many sums in a row the results of an equation follow from."""
         sums = bool(eqn.regions) or leaves_sums(OPS[eqn.op].layout_rule(eqn))
         waits = sums + max((self.waits.get(value, 0) for value in eqn.operands), default=0)
         self.waits.update(dict.fromkeys(eqn.results, waits))

@@ -64,9 +64,11 @@ class FuseAttention(Pass):
     gradients: bool = True
 
     def run(self, program: Program) -> Program:
+        """Return the program with attention ops; a function in which nothing is fused stays as it was."""
         options = FusionOptions(self.least, self.gradients and not is_trained(program))
 
         def changed(function: Function) -> Function:
+            """Return the function with attention ops, or as it was if there is no attention."""
             plain = prepared(function, program, self.least)
             found = fused(BodyScope.of(plain), options)
             return function if found is plain else found
@@ -103,6 +105,8 @@ def prepared(function: Function, program: Program, least: int) -> Function:
     """Return a function without copies, repetitions and detours around masks, if it may have attention.
 
     In a program that trains, casts that change nothing say which values stay wide, so these stay.
+
+    least: the fewest keys that are worth a fusion.
     """
     is_plain = program.training is None
     sums = (over(eqn) for eqn in walk(function.body) if has_trait(eqn, "sum"))
@@ -151,31 +155,33 @@ def sorted_out(scope: BodyScope, options: FusionOptions) -> tuple[list[Attention
     return found, refused
 
 
-def _replaced(function: Function, found: Sequence[Attention]) -> Function:
+def _replaced(function: Function, attentions: Sequence[Attention]) -> Function:
     """Return a function with attention, and its gradients, as ops."""
     names, same = names_of(function), Substitution()
     before: dict[Equation, list[Equation]] = {}
     after: dict[Equation, list[Equation]] = {}
-    gone = set[Equation]()
-    for each in found:
+    replaced = set[Equation]()
+    for each in attentions:
         attention = each.equations(names)
         if each.last is not None:
-            gone.add(each.last)
+            replaced.add(each.last)
         after[each.last or each.exponential] = attention
         if each.gradients is not None:
             first = next(eqn for eqn in function.body if eqn in {sink.eqn for sink in each.gradients.sinks})
             before[first] = each.gradient_equations(names, attention, same)
-            gone |= {sink.eqn for sink in each.gradients.sinks}
+            replaced |= {sink.eqn for sink in each.gradients.sinks}
     body = [
         same.equation(new)
         for eqn in function.body
-        for new in (*before.get(eqn, ()), *([] if eqn in gone else [eqn]), *after.get(eqn, ()))
+        for new in (*before.get(eqn, ()), *([] if eqn in replaced else [eqn]), *after.get(eqn, ()))
     ]
     return live_only(same.function(function, in_order(body)))
 
 
 def in_order(body: Sequence[Equation]) -> list[Equation]:
-    """Return equations such that each stands behind those that define its operands, else in the given order."""
+    """Return equations in an order in which each one stands behind the equations that define its operands, else in the given
+    order.
+    """
     makers = {value: eqn for eqn in body for value in eqn.results}
     placed, work, found = set[int](), [*reversed(body)], list[Equation]()
     while work:
@@ -197,6 +203,7 @@ def reasons(program: Program, least: int = 1024) -> list[Reason]:
     options = FusionOptions(least, not is_trained(program))
 
     def inside(scope: BodyScope) -> Iterator[Reason]:
+        """Yield why softmaxes in a body, and in the loops in it, are no attention."""
         yield from sorted_out(scope, options)[1]
         for eqn in scope.function.body:
             for region in eqn.regions:
@@ -270,17 +277,17 @@ class Attention(AttentionParts):
         for op, factor in self.factors:
             q = build(op, q, build.cast(factor, dtype))
         biases = [x if is_added else build("neg", x) for x, is_added in self.biases]
-        others = [x if counts else build("not", x) for x, counts in masks.others]
-        roles = ["bias"] * len(biases) + ["mask"] * len(others)
+        masks_of_values = [x if counts else build("not", x) for x, counts in masks.others]
+        roles = ["bias"] * len(biases) + ["mask"] * len(masks_of_values)
         roles += ["same_ids" if same else "ids" for _, _, same in masks.ids]
-        kept = [] if self.dropout is None else [self.dropout.keeps(build)]
-        roles += ["keep"] * len(kept)
+        dropout_masks = [] if self.dropout is None else [self.dropout.keeps(build)]
+        roles += ["keep"] * len(dropout_masks)
         limits = {"low": masks.low, "high": masks.high, "cap": self.cap}
         result, *_ = build.several(
             "attention",
-            *(q, k, v, *biases, *others),
+            *(q, k, v, *biases, *masks_of_values),
             *(value for left, right, _ in masks.ids for value in (left, right)),
-            *kept,
+            *dropout_masks,
             names=("attention" if self.last is None else place.result.name, "largest", "total"),
             depth=reduced_dims(self.dot),
             memory=self.memory,
@@ -301,11 +308,13 @@ class Attention(AttentionParts):
 
     @property
     def _v(self) -> Value:
+        """Return the values that are weighted, in the forward pass or in its gradients."""
         found = self.v if self.gradients is None or self.v is not None else self.gradients.v
         assert found is not None, "there is a result or a gradient"
         return found
 
     def _result_dims(self) -> tuple[Dim, ...]:
+        """Return the dimensions of the weighted mean; without the mean, all dimensions of rows and values."""
         if self.last is not None:
             return self.last.result.type.dims
         rest = dict.fromkeys(dim for x in (self.dot.result, self._v) for dim in x.type.dims)
@@ -380,17 +389,18 @@ class Match:
         return attrs.evolve(found, dropout=dropout, gradients=gradients)
 
     def _readers(self, value: Value) -> list[Equation | None]:
-        """Return the equations that read a value, or what only repeats it; None for each output."""
+        """Return the equations that read a value, or that read a repetition of the value; None for each output."""
         found: list[Equation | None] = []
         for eqn in self.readers.get(value, ()):
             found += self._readers(eqn.result) if eqn is not None and repeats(eqn) else [eqn]
         return found
 
     def _only(self, value: Value, what: str, *wanted: Equation) -> None:
-        """Note that anything but these equations must no longer read a value."""
+        """Note that the fusion is only right if no other equation reads a value."""
         self.uses.extend((what, eqn) for eqn in self._readers(value) if eqn not in wanted)
 
     def _comes_from_dot(self, value: Value) -> bool:
+        """Return True if a value is a dot, changed only by elementwise ops."""
         eqn = self.scope.definition(self.scope.uncast(value), "dot", *CHANGES, "subtract", "hyperbolic")
         if eqn is None or has_trait(eqn, "dot"):
             return eqn is not None and len(eqn.operands) == 2 and bool(reduced_dims(eqn))
@@ -404,7 +414,7 @@ class Match:
     def _reductions(
         self, value: Value, dims: Sequence[Dim] = (), changes: tuple[Trait, ...] = CHANGES
     ) -> Iterator[Equation]:
-        """Yield the dots and sums of what masks and `changes` compute from a value, and has these dimensions."""
+        """Yield the dots and sums with these dimensions of values that masks and `changes` compute from a value."""
         work, seen = [value], set[Value]()
         while work:
             for eqn in filter(None, self._readers(work.pop())):
@@ -442,7 +452,10 @@ class Match:
         return next((x.result for x in sums if {*over(x)} == {*memory}), None)
 
     def _mean(self, memory: tuple[Dim, ...], total: Value) -> Mean:
-        """Return the equation of the weighted mean and the values that it is the mean of; or else why there is none."""
+        """Return the equation of the weighted mean and the values that it is the mean of; or else why there is none.
+
+        total: the sum of the exponentials.
+        """
         weights = self.exponential.result
         why, makers = Unfused("the weights are used otherwise, too"), self.scope.makers
         for eqn in filter(None, self._readers(weights)):
@@ -465,7 +478,10 @@ class Match:
         return None, None, None, why
 
     def _dropped_mean(self, memory: tuple[Dim, ...], total: Value) -> Mean | None:
-        """Return what `_mean` does for weights that dropout changes before they are multiplied with values, and the dropout."""
+        """Return the mean of values whose weights pass a dropout first, as `_mean` does, and the dropout.
+
+        total: the sum of the exponentials.
+        """
         readers = filter(None, self._readers(self.exponential.result))
         weights = next((x.result for x in readers if self._divided(x, self.exponential.result, total)), None)
         if weights is None:
@@ -494,7 +510,10 @@ class Match:
     def _with_queries(
         self, logits: Value, memory: tuple[Dim, ...], total: Value, last: Equation | None, v: Value | None
     ) -> Attention:
-        """Return the attention, by the equations from the logits back to the dot of queries and keys."""
+        """Return the attention, by the equations from the logits back to the dot of queries and keys.
+
+        total: the sum of the exponentials. last: the equation of the weighted mean.
+        """
         masks = Masks()
         value = self._masks(logits, masks, memory)
         biases: list[tuple[Value, bool]] = []

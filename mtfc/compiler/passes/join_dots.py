@@ -39,6 +39,8 @@ from mtfc.compiler.records import frozen
 
 @frozen
 class JoinDots(Pass):
+    """The pass. balance: the FLOPs that take as long as a byte of memory traffic; with 0, the layout's `forms` say it."""
+
     name: ClassVar[str] = "join-dots"
     takes: ClassVar[tuple[Level, ...]] = ("global",)
     balance: int = 0
@@ -100,6 +102,10 @@ class DotJoiner:
         return rewritten(function, self._rule)
 
     def _rule(self, function: Function) -> Rewrite:
+        """Return a rewrite that replaces the last addition of a sum of dots by sums of joined dots.
+
+        Additions whose only use is another addition are inner nodes of the sum.
+        """
         makers = {value: eqn for eqn in function.body for value in eqn.results}
         uses = Counter(value for eqn in function.body for value in eqn.operands)
         uses.update(output.value for output in function.outputs)
@@ -139,6 +145,11 @@ class DotJoiner:
         return [group for group in found.values() if len(group) > 1 and self._pays(group)]
 
     def _term(self, eqn: Equation) -> Term | None:
+        """Return a dot as a term that may be joined; None if it sums over nothing, or if its operands share a dimension of the
+        result.
+
+        The left operand is the one whose own dimensions come first by name, so that terms with the same dimensions agree.
+        """
         if not has_trait(eqn, "dot") or len(eqn.operands) != 2 or not reduced_dims(eqn):
             return None
         one, other = eqn.operands

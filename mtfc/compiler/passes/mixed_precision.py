@@ -58,6 +58,7 @@ class MixedPrecision(Pass):
     takes: ClassVar[tuple[Level, ...]] = ("global",)
 
     def run(self, program: Program) -> Program:
+        """Return the program with the dtypes of its training, and with wide statistics."""
         training = program.training
         if training is not None and training.precision is not None:
             program = _retyped(program, Retyping(*training.precision, states=program.states))
@@ -95,18 +96,18 @@ def _stored_as(parameter: Parameter, dtype: str) -> Parameter:
 
 
 class Retyping:
-    """Rebuilds a function with its float arguments cast; each op's type rule gives the new types.
-
-    made: float values that depend on no float input or parameter.
-    literals: the constants among them.
-    everything: the model's own casts go to the dtype of the computation too.
-    states: the names of the model's states. kept: the states as stored, which stand in `new`; an equation that updates no state
-    reads them in the dtype of the computation.
-    """
+    """Rebuilds a function with its float arguments cast; each op's type rule gives the new types."""
 
     def __init__(
         self, stored: str, computed: str, everything: bool = False, states: Collection[str] = ()
     ) -> None:
+        """Retype to two dtypes.
+
+        stored: the dtype of parameters. computed: the dtype of the computation. made: float values that depend on no float
+        input or parameter. literals: the constants among them. everything: the model's own casts go to the dtype of the
+        computation too. states: the names of the model's states. kept: the states as stored, which stand in `new`; an
+        equation that updates no state reads them in the dtype of the computation.
+        """
         self.stored, self.computed, self.everything, self.states = stored, computed, everything, states
 
     def function(self, function: Function) -> Function:
@@ -115,6 +116,10 @@ class Retyping:
     def _rebuilt(
         self, function: Function, argument: Callable[[Argument], Argument], output: Callable[[Output], Output]
     ) -> Function:
+        """Return a function with new types.
+
+        argument, output: rebuild an end of the function; `body` is rebuilt between them.
+        """
         self.builder, self.new = Builder(Names()), Substitution()
         self.literals: dict[Value, Equation] = {}
         self.made, self.kept = set[Value](), set[Value]()
@@ -125,6 +130,10 @@ class Retyping:
         return attrs.evolve(function, arguments=arguments, body=tuple(self.builder.body), outputs=outputs)
 
     def _argument(self, argument: Argument) -> Argument:
+        """Return an argument of the function as stored.
+
+        Equations read floats cast to the dtype of the computation, except states.
+        """
         old = argument.value
         dtype = self.stored if argument.role == "parameter" and old.type.dtype in FLOATS else old.type.dtype
         value = Value(self.builder.names.fresh(old.name), old.type.with_dtype(dtype))
@@ -137,6 +146,9 @@ class Retyping:
         return attrs.evolve(argument, value=value)
 
     def _output(self, output: Output) -> Output:
+        """Return an output: an update in the dtype of storage, a scalar loss as f32, and anything else in the dtype of the
+        computation.
+        """
         value = self.new[output.value]
         if output.updates is not None and output.value.type.dtype in FLOATS:
             return attrs.evolve(output, value=self.builder.cast(value, self.stored))
@@ -167,6 +179,7 @@ class Retyping:
         return self._rebuilt(region, argument_of, output_of)
 
     def _loop(self, eqn: Equation) -> None:
+        """Append a loop for retyped operands. Its carries have the dtype of the computation."""
         roles = [argument.role for argument in region_of(eqn).arguments]
         given = [self.new[value] for value in eqn.operands]
         operands = [
@@ -180,6 +193,7 @@ class Retyping:
             self.new[old] = new
 
     def _equation(self, eqn: Equation) -> None:
+        """Append an equation for retyped operands: they agree in their dtype, and so does a number that the equation holds."""
         self.builder.span, self.builder.stage = eqn.span, eqn.stage
         if eqn.regions:
             self._loop(eqn)
@@ -238,6 +252,7 @@ class Retyping:
         return [self._as(value, dtype) if value in floats else value for value in operands]
 
     def _as(self, value: Value, dtype: str) -> Value:
+        """Return a value in a dtype: a literal is written anew, and any other value is cast."""
         if value in self.literals and self.builder.stage == "update":
             return self.builder(
                 "constant", name="c", value=fitted(VALUE.of(self.literals[value].attrs), dtype), dtype=dtype
@@ -294,17 +309,20 @@ def _floats(eqn: Equation) -> list[Value]:
 
 
 class _Kinds:
-    """Decides which values of a function are f32: see the module's docstring.
-
-    uses: value -> the equations that read it, and None for each use by an output.
-    """
+    """Decides which values of a function are f32: see the module's docstring."""
 
     def __init__(self, function: Function) -> None:
+        """Start with no value found.
+
+        numbers: the results that are filled with one number. uses: value -> the equations that read it, and None for each use
+        by an output.
+        """
         self.body, self.uses = function.body, readers_and_outputs(function)
         self.found: dict[Value, Kind] = {}
         self.numbers = {eqn.result for eqn in self.body if has_trait(eqn, "filled")}
 
     def run(self) -> dict[Value, Kind]:
+        """Find the statistics, then the terms that they sum; drop the values for which f32 changes nothing."""
         for eqn in self.body:
             kind = self._statistic(eqn)
             if kind is not None:
@@ -329,6 +347,7 @@ class _Kinds:
         return has_trait(eqn, "window") or not _only_moves(eqn)
 
     def _statistic(self, eqn: Equation) -> Kind | None:
+        """Return why a value becomes f32: it is a sum, or follows from one elementwise; None if it does not."""
         if has_trait(eqn, "sum") and is_narrow(eqn.result.type):
             return "statistic"
         if not _is_elementwise(eqn) or not any(value in self.found for value in eqn.operands):
@@ -337,7 +356,11 @@ class _Kinds:
         return rule(eqn)
 
     def _f16_statistic(self, eqn: Equation) -> Kind | None:
-        """Follow statistics through all equations, and applied ones through those with smaller tensors."""
+        """Follow statistics through all equations.
+
+        A statistic that meets a larger tensor is applied to it; applied values go on only through equations with smaller
+        tensors.
+        """
         wide = [value for value in eqn.operands if value in self.found]
         narrow = [value for value in _floats(eqn) if value not in self.found]
         rank = len(eqn.result.type.dims)
@@ -374,12 +397,14 @@ def _only_moves(eqn: Equation) -> bool:
 
 
 class StatisticsWidener:
-    """Writes the equations of a body again, with some of its values in f32.
-
-    wide: value of the body -> the same in f32. numbers, casts: the equations that define numbers, and casts of stored values.
-    """
+    """Writes the equations of a body again, with some of its values in f32."""
 
     def __init__(self, function: Function, stored: Collection[Value]) -> None:
+        """Find the values that become f32.
+
+        stored: parameters that are states. kinds: value -> why it becomes f32. wide: value of the body -> the same in f32.
+        numbers, casts: the equations that define numbers, and casts of stored values.
+        """
         self.body, self.stored = function.body, stored
         kinds = _Kinds(function)
         self.kinds, self.uses = kinds.run(), kinds.uses
@@ -388,6 +413,9 @@ class StatisticsWidener:
         self.defined = {value: eqn for eqn in self.body for value in eqn.results}
 
     def rewritten(self) -> tuple[Equation, ...]:
+        """Return the body in which statistics and terms are f32, and in which casts of them to f32 are copies of the wide
+        value.
+        """
         for eqn in self.body:
             self.builder.span, self.builder.stage = eqn.span, eqn.stage
             if eqn.results and eqn.results[0] in self.kinds:
@@ -399,6 +427,7 @@ class StatisticsWidener:
         return tuple(self.builder.body)
 
     def _widen(self, eqn: Equation) -> None:
+        """Append an equation with an f32 result, and a cast for the uses that read 16 bits."""
         old = eqn.result
         operands = tuple(self._read(value) if is_narrow(value.type) else value for value in eqn.operands)
         rounds = any(self._rounds(user) for user in self.uses.get(old, ()))
@@ -428,6 +457,7 @@ class StatisticsWidener:
         return self.wide[value]
 
     def _cast(self, value: Value) -> Value:
+        """Return a value in f32: a constant anew, a cast of a stored f32 value as that value, and any other value by a cast."""
         eqn = self.defined.get(value)
         if eqn is not None and has_trait(eqn, "constant"):
             return self.builder.constant(VALUE.of(eqn.attrs), WIDE)

@@ -66,6 +66,7 @@ class PipelineLoops(Pass):
     keep: str = ""
 
     def run(self, program: Program) -> Program:
+        """Return the program with the layout's pipelines in the place of their loops."""
         mesh, layout = program.mesh, program.layout
         if mesh is None or layout is None or not layout.pipelines:
             return program
@@ -82,7 +83,10 @@ class PipelineLoops(Pass):
 
 @attrs.frozen
 class LoopPipeliner:
-    """Makes pipelines of the loops of one program. takes: tells which equations may be parts of pipelines."""
+    """Makes pipelines of the loops of one program. takes: tells which equations may be parts of pipelines.
+
+    declared: the dimensions by name. new: makes new dimensions.
+    """
 
     mesh: Mesh
     layout: Layout
@@ -116,6 +120,7 @@ class LoopPipeliner:
     def _alone(
         self, build: Builder, eqn: Equation, pipeline: Pipeline, read: Mapping[Value, object]
     ) -> dict[Value, Value]:
+        """Append the pipeline of a loop without a backward loop, and return the results that are read."""
         wanted = {result for result in eqn.results if read.get(result)}
         loop = self._loop(eqn, pipeline, wanted).without_mixing(build)
         scope, dims = LoopScope(build), loop.dims
@@ -124,6 +129,7 @@ class LoopPipeliner:
         return loop.collected(scope)
 
     def _pipeline(self, eqn: Equation) -> Pipeline | None:
+        """Return the pipeline that a loop runs as, or None: the layout splits its dimension, and the loop has the batch."""
         if not eqn.regions or not self.takes(eqn):
             return None
         named = (each for each in self.layout.pipelines if each.loop == dim_of(eqn).name)
@@ -133,6 +139,10 @@ class LoopPipeliner:
     def _loop(
         self, eqn: Equation, pipeline: Pipeline, wanted: Collection[Value], name: str = ""
     ) -> PipelinedLoop:
+        """Return a loop as a pipeline. wanted: the results that are read afterwards. name: the prefix of its states.
+
+        Its dimensions: stages that the layout splits, the layers of a stage, micro-batches, and the part of the batch in each.
+        """
         dim, batch = dim_of(eqn), self.declared[pipeline.batch]
         axes = self.layout.rules.get(dim.name)
         others = tuple(axis for axis in self.layout.rules.get(batch.name) if axis not in axes)
@@ -153,7 +163,8 @@ class LoopPipeliner:
         )
 
     def _spread(self, axes: Axes, type: TensorType) -> tuple[Dim, Dim]:
-        """Return a dimension of what a stage hands on, and one that is split over all axes of which devices have the same.
+        """Return a dimension of a value that a stage hands on, and a new dimension, split over all axes along which devices
+        hold the same.
 
         So each byte is sent once from stage to stage, and gathered there. axes: those of stages and of micro-batches.
         """
@@ -168,6 +179,7 @@ class LoopPipeliner:
         ] else found
 
     def _rounds(self, dim: Dim, batch: Dim, stages: int, pipeline: Pipeline) -> Rounds:
+        """Return the dimensions of an interleaved pipeline: rounds, chunks, and turns of the stages."""
         number, chunks = pipeline.micro_batches, pipeline.chunks
         return Rounds(
             self.new.get(f"{batch.name}.rounds", number // stages),
@@ -180,7 +192,7 @@ class LoopPipeliner:
     # Round trips
 
     def _items(self, function: Function, read: Readers) -> list[Item]:
-        """Return the equations in an order in which each round trip can stand at one place."""
+        """Return the equations in an order in which each round trip can stand at one place. read: value -> its readers."""
         items: list[Item] = list(function.body)
         for eqn in function.body:
             pipeline = self._pipeline(eqn)
@@ -192,7 +204,10 @@ class LoopPipeliner:
     def _with_trip(
         self, items: list[Item], forward: Equation, backward: Equation, pipeline: Pipeline, read: Readers
     ) -> list[Item]:
-        """Return the items with a round trip in the place of two loops, if all that the second one needs can be part of it."""
+        """Return the items with a round trip in the place of two loops, if all that the second one needs can be part of it.
+
+        read: value -> its readers.
+        """
         start, end, batch = items.index(forward), items.index(backward), self.declared[pipeline.batch]
         parts = self._parted(items[start + 1 : end], forward, backward, batch)
         if parts is None:
@@ -248,7 +263,9 @@ class LoopPipeliner:
     def _pulled(
         self, early: Sequence[Item], middle: Sequence[Equation], batch: Dim, read: Readers
     ) -> tuple[list[Item], list[Equation]]:
-        """Take the equations with the batch that only the middle reads out of those before the loops; return both."""
+        """Take the equations that have the batch, and that only the middle reads, out of the equations before the loops;
+        return both. read: value -> its readers.
+        """
         inside, pulled, rest = {id(eqn) for eqn in middle}, list[Equation](), list[Item]()
         for item in reversed(early):
             if (
@@ -267,6 +284,7 @@ class LoopPipeliner:
         return rest[::-1], pulled[::-1]
 
     def _backward_loops(self, items: Iterable[Item], eqn: Equation, pipeline: Pipeline) -> Iterator[Equation]:
+        """Yield the loops that run backwards over the results of a loop, in the same pipeline."""
         for item in items:
             if isinstance(item, Equation) and self._pipeline(item) == pipeline:
                 is_reversed = item.attrs["reverse"] != eqn.attrs["reverse"]
@@ -313,11 +331,11 @@ def _sums_of(item: Item, batch: Dim) -> set[Value] | None:
 
 @attrs.frozen
 class RoundTrip:
-    """A loop, what stands between, and its backward loop, as one pipeline.
+    """A loop, the equations between, and its backward loop, as one pipeline.
 
-    sums: results of the middle that are sums over micro-batches. wanted: results of the middle that are read afterwards. ticks:
-    the name of the dimension of ticks. spread: a dimension along which the stages share the middle, and what stands for it there.
-    new: the values of the new function, once the operands of the loops are these.
+    sums: results of the middle that are sums over micro-batches. wanted: results of the middle that are read afterwards.
+    ticks: the name of the dimension of ticks. spread: a dimension along which the stages share the middle, and what stands
+    for it there. new: the values of the new function, once the operands of the loops are these.
     """
 
     forward: PipelinedLoop
@@ -342,7 +360,7 @@ class RoundTrip:
         return (value for eqn in self._all for value in eqn.operands)
 
     def equations(self, build: Builder, new: Substitution) -> dict[Value, Value]:
-        """Append the loops, and return the results that are read afterwards."""
+        """Append the loops, and return the results that are read afterwards. new: the values that stand for old ones."""
         scope = LoopScope(build)
         ends = []
         for end in (self.forward, self.backward):
@@ -359,11 +377,15 @@ class RoundTrip:
         return (dims.rounds.chunks.size if dims.rounds else 1) * dims.stages.size - 1
 
     def _run(self, scope: LoopScope) -> None:
+        """Append the loops of ticks: ticks of the forward pass alone, ticks of both passes, ticks of the backward pass alone.
+
+        In rounds, ticks of both passes alternate with ticks without the equations between the passes.
+        """
         dims, rounds, delay = self.forward.dims, self.forward.dims.rounds, self._delay
         dim = self.forward.new.get
-        back, scope.build.stage = scope.build.stage, self.forward.eqn.stage
+        stage_before, scope.build.stage = scope.build.stage, self.forward.eqn.stage
         scope.loop(dim(f"{self.ticks}.forward", delay), 0, self._forward)
-        scope.build.stage = back
+        scope.build.stage = stage_before
         both, more = (
             (rounds.turns, rounds.rounds.size - 1) if rounds else (dim(self.ticks, dims.micro.size), 0)
         )
@@ -372,6 +394,7 @@ class RoundTrip:
             others = dim(f"{self.ticks}.others", delay + 1 - both.size)
 
             def one_round(inner: LoopScope, number: Value) -> None:
+                """Append the ticks of one round: those of both passes, and then those between."""
                 b = inner.build
                 start = b("mul", number, b.constant(delay + 1, "i32"))
                 start = b("add", start, b.constant(delay, "i32"))
@@ -394,6 +417,10 @@ class RoundTrip:
         self._backward(scope, number)
 
     def _backward(self, scope: LoopScope, number: Value, handed: Mapping[Value, Value] | None = None) -> None:
+        """Append a tick of the backward pass.
+
+        handed: the values that the equations between the passes have handed on; zeros without them.
+        """
         build = scope.build
         step = build("sub", number, build.constant(self._delay, "i32"))
         given = (
@@ -413,7 +440,10 @@ class RoundTrip:
         return TensorType(type.dtype, self.forward.dims.one(type.dims))
 
     def _middle(self, scope: LoopScope, number: Value, leaving: Mapping[Value, Value]) -> dict[Value, Value]:
-        """Append what stands between the loops for the micro-batch that leaves, and return what enters the backward loop."""
+        """Append the equations between the loops for the micro-batch that leaves; return the operands of the backward loop.
+
+        number: the number of the tick. leaving: the values that leave the forward loop.
+        """
         build, dims = scope.build, self.forward.dims
         micro = dims.tick(scope, number, self.forward.reverse).leaving
         middle, new = self._shared
@@ -459,13 +489,14 @@ class RoundTrip:
         return build("rename", x, mapping=((dim, part),)) if dim in x.type.dims else x
 
     def _keep(self, scope: LoopScope, value: Value, found: Value, micro: Value) -> None:
-        """Add up what is a sum over micro-batches, and keep everything else for each of them."""
+        """Add up the results that are sums over micro-batches, and keep all other results by micro-batch."""
         if value in self.sums:
             scope.accumulate(f"{value.name}.middle", found)
         else:
             scope.put(f"{value.name}.middle", found, micro, self.forward.dims.micro)
 
     def _of_middle(self, scope: LoopScope) -> dict[Value, Value]:
+        """Return the results of the equations between the passes: sums over the micro-batches, or micro-batches joined again."""
         build, found = scope.build, dict[Value, Value]()
         for value in self.wanted:
             held = self._as_shared(build, scope.states[f"{value.name}.middle"], back=True)

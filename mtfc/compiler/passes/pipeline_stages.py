@@ -94,6 +94,7 @@ class StageDims:
         )
 
     def _dealt(self, build: Builder, x: Value, is_stacked: bool, back: bool = False) -> Value:
+        """Return a stack whose layers are dealt out to the stages in chunks, or dealt back."""
         if self.rounds is None or not is_stacked:
             return x
         return build("interleave", x, dim=self.stages, among=self.rounds.chunks, back=back)
@@ -127,6 +128,10 @@ class StageDims:
         return build("sub", build.constant(self.stages.size - 1, "i32"), place) if reverse else place
 
     def tick(self, scope: LoopScope, number: Value, reverse: bool) -> Tick:
+        """Return the values of a tick, by stage: the step that runs, and if the stage is active, first or last.
+
+        number: that of the tick.
+        """
         b, order = scope.build, self.order(scope.build, reverse)
         zero = b.constant(0, "i32")
         step = b("sub", number, order, name="step")
@@ -183,6 +188,11 @@ class StageDims:
         return Slots(new.get(f"{self.layers.name}.kept", number * self.inner.size), self.inner.size, *tables)
 
     def _slot_table(self, top: Builder, twice: int, new: NewDims, reverse: bool = False) -> Value:
+        """Return the slot of each step in which a stage keeps its values.
+
+        twice: the number of first chunks with two slots for each turn, which odd and even rounds take in turn. reverse: count
+        chunks from the last, as the backward pass does.
+        """
         rounds = self.rounds
         assert rounds is not None, "the loop runs in rounds"
 
@@ -206,7 +216,7 @@ class StageDims:
         return top("reshape", found, dims=(rounds.steps,))
 
     def of_steps(self, build: Builder, x: Value, reverse: bool) -> Value:
-        """Return what is kept of all steps by micro-batch and layer, and by chunk if there are several."""
+        """Return an array of all steps by micro-batch and layer, and by chunk if there are several chunks."""
         rounds, rest = self.rounds, (self.inner, *x.type.dims[1:])
         if rounds is None:
             return build("reshape", x, dims=(self.micro, *rest))
@@ -249,10 +259,10 @@ class Tick:
 
 @attrs.frozen
 class Slots:
-    """Places for what a stage keeps of its layers and of some micro-batches. dim: [slots, inner].
+    """Places in which a stage keeps values of its layers, for some micro-batches. dim: [slots, inner].
 
-    table: the slot of each step of the forward pass, which is its number without a table. again: the slot that each step of the
-    backward pass reads, if this is another one.
+    table: the slot of each step of the forward pass, which is its number without a table. again: the slot that each step of
+    the backward pass reads, if this is another one.
     """
 
     dim: Dim
@@ -326,7 +336,10 @@ class StageLoop(NewLoop):
         return self.inner("add", self.argument(first, "invariant", "first"), self.layer)
 
     def read_layers(self, tick: Tick, read: Mapping[Value, Value]) -> None:
-        """Read the layers of each stage, at its chunk, and what is kept of them. `new` has stacks before, and layers after."""
+        """Read the layers of each stage, at its chunk, and what is kept of them. `new` has stacks before, and layers after.
+
+        read: argument -> the place of its first layer.
+        """
         b, new, held = self.inner, self.new, self.dims.rounds.held if self.dims.rounds else None
         for value in (a.value for a in self.region.arguments if a.role == "sliced"):
             is_held = held is not None and held in new[value].type.dims
@@ -336,7 +349,7 @@ class StageLoop(NewLoop):
                 new[value] = with_stages(b, b("gather", new[value], place, dim=dim), self.dims.stages)
 
     def keep(self, output: Output, held: Held, tick: Tick) -> Output:
-        """Return the output that keeps a layer's value in its place."""
+        """Return the output that keeps a layer's value in its place. held: where the layers are kept."""
         b, argument = self.inner, self.argument(held.value, "carried", output.name)
         if held.first is not None:
             place = self._place(held.first)
@@ -396,10 +409,10 @@ class StageBody:
                 operand = with_stages(b, operand, stages)
             role = argument.role if dim in operand.type.dims or argument.role == "carried" else "invariant"
             loop.new[argument.value] = loop.argument(operand, role, argument.value.name, argument.span)
-        number, layer = loop.argument(self.micro, "invariant"), loop.layer
+        micro, layer = loop.argument(self.micro, "invariant"), loop.layer
         if tick is not None:
             loop.read_layers(tick, read)
-        inside = attrs.evolve(self, build=loop.inner, new=loop.new, micro=number)
+        inside = attrs.evolve(self, build=loop.inner, new=loop.new, micro=micro)
         inside.body(region.body)
         outputs = [inside._output(region, output) for output in region.outputs]
         if tick is not None:
@@ -408,11 +421,15 @@ class StageBody:
                 loop.given.append((b("range", dim=dim), Argument(layer, "sliced")))
         order = sorted(range(len(outputs)), key=lambda i: outputs[i].updates is None)
         loop.outputs = [outputs[i] for i in order]
-        made = loop.append(dim.name, attrs.evolve(eqn, attrs={**eqn.attrs, "dim": dim}))
-        results = [made.results[order.index(i)] for i in range(len(order))]
+        new_loop = loop.append(dim.name, attrs.evolve(eqn, attrs={**eqn.attrs, "dim": dim}))
+        results = [new_loop.results[order.index(i)] for i in range(len(order))]
         return [with_stages(b, each, stages) if stages in each.type.dims else each for each in results]
 
     def _output(self, region: Function, output: Output) -> Output:
+        """Return the output of an inner loop.
+
+        A carry that is a sum of micro-batches, or differs between stages, has them as a dimension.
+        """
         value = self.new[output.value]
         carry = next((a.value for a in carried(region) if a.value.name == output.updates), None)
         if carry is None:
@@ -425,7 +442,7 @@ class StageBody:
         return attrs.evolve(output, value=self.build.ordered(value, before.type.dims), updates=before.name)
 
     def _varying(self, region: Function, given: Sequence[Value]) -> set[Value]:
-        """Return the values of a region, without those of inner regions, that differ between stages."""
+        """Return the values of a region, without those of inner regions, that differ between stages. given: the operands."""
         arguments = {
             argument.value
             for argument, operand in zip(region.arguments, given, strict=True)
@@ -434,6 +451,8 @@ class StageBody:
         return self._closure(region, arguments)
 
     def _closure(self, region: Function, arguments: set[Value]) -> set[Value]:
+        """Return the values of a region that differ between stages if some arguments do, also through carries."""
+
         def inside(given: set[Value]) -> set[Value]:
             found = set(given)
             for eqn in region.body:
@@ -443,6 +462,7 @@ class StageBody:
         return with_carries(region, arguments, inside)
 
     def _varying_results(self, eqn: Equation, known: set[Value]) -> Iterable[Value]:
+        """Return the results of an equation that differ between stages. known: the values of the body that do."""
         if not eqn.regions:
             is_drawn = has_trait(eqn, "random") and self.dims.batch in eqn.result.type.dims
             varies = is_drawn or not known.isdisjoint(eqn.operands) or not self.sums.isdisjoint(eqn.results)
@@ -452,6 +472,7 @@ class StageBody:
         return results_of(eqn, inside)
 
     def body(self, body: Iterable[Equation]) -> None:
+        """Append the equations of a body, and map their results to the new values."""
         for eqn in body:
             self.build.span, self.build.stage = eqn.span, eqn.stage
             if eqn.regions:
@@ -472,6 +493,11 @@ class StageBody:
         return self.build("mask", is_first, with_stages(self.build, x, self.dims.stages))
 
     def _equation(self, eqn: Equation) -> list[Value]:
+        """Append an equation for all stages at once, on one micro-batch in each; return its results.
+
+        Random numbers are those of the micro-batch's place in the whole batch. Operands without the dimension of stages are the
+        same in every stage.
+        """
         b, stages = self.build, self.dims.stages
         group = summed_group(OPS[eqn.op], eqn, self.sums) if eqn.results[0] in self.sums else None
         has_sums = not self.sums.isdisjoint(eqn.operands)
@@ -537,7 +563,10 @@ class LoopScope:
         return value if self.around is None else self.inside(self.around.of_top(value))
 
     def state(self, name: str, type: TensorType | None = None) -> Value:
-        """Return what the loops carry under a name, which starts as zeros of a type. An earlier loop has given it without one."""
+        """Return the value that the loops carry under a name, which starts as zeros of a type.
+
+        Without a type, an earlier loop has begun it.
+        """
         if name not in self.states:
             if self.around is None:
                 assert type is not None, f"no loop carries {name}"
@@ -552,7 +581,7 @@ class LoopScope:
         self.states[name] = self.build.ordered(value, self.states[name].type.dims)
 
     def accumulate(self, name: str, term: Value) -> None:
-        """Add a term to what the loops carry under a name. A sum of 16-bit terms is f32."""
+        """Add a term to the value that the loops carry under a name. A sum of 16-bit terms is f32."""
         held = self.state(name, wide_type(term.type))
         self.update(name, self.build("add", held, self.build.cast(term, held.type.dtype)))
 

@@ -58,8 +58,8 @@ class PipelinedLoop:
         """Compute before the loop what needs the whole batch and only invariant operands."""
         eqn = self.eqn
         region = region_of(eqn)
-        moved = before_loop(region, self.dims.batch)
-        if not moved:
+        moved_out = before_loop(region, self.dims.batch)
+        if not moved_out:
             return self
         outer = Substitution({a.value: o for o, a in pairs(eqn) if a.role == "invariant"})
         known = {a.value for a in region.arguments if a.role == "invariant"}
@@ -68,15 +68,15 @@ class PipelinedLoop:
                 known.update(each.results)
                 attributes: dict[str, Attr] = dict(each.attrs)
                 names = [value.name for value in each.results]
-                made = build.several(each.op, *outer.all(each.operands), names=names, **attributes)
-                for old, value in zip(each.results, made, strict=True):
+                new_values = build.several(each.op, *outer.all(each.operands), names=names, **attributes)
+                for old, value in zip(each.results, new_values, strict=True):
                     outer[old] = value
-        gone = {id(each) for each in moved}
-        values = [value for each in moved for value in each.results]
-        more = [Argument(value, "invariant") for value in values]
-        smaller = attrs.evolve(region, body=tuple(each for each in region.body if id(each) not in gone))
-        given = [*pairs(eqn), *zip(outer.all(values), more, strict=True)]
-        return attrs.evolve(self, eqn=with_operands(eqn, smaller, given))
+        moved_ids = {id(each) for each in moved_out}
+        values = [value for each in moved_out for value in each.results]
+        new_arguments = [Argument(value, "invariant") for value in values]
+        smaller = attrs.evolve(region, body=tuple(each for each in region.body if id(each) not in moved_ids))
+        loop_pairs = [*pairs(eqn), *zip(outer.all(values), new_arguments, strict=True)]
+        return attrs.evolve(self, eqn=with_operands(eqn, smaller, loop_pairs))
 
     # One tick
 
@@ -98,15 +98,15 @@ class PipelinedLoop:
         if made is not None and made.slots is not None:
             first = made.slots.first(tick, is_again=True)
             read = {a.value: first for v, a in pairs(self.eqn) if v in made.kept and a.role == "sliced"}
-        given = [
+        operands = [
             self._given(tick, v, a, handed, made if a.value in read else None) for v, a in pairs(self.eqn)
         ]
         kept = self._kept(tick, region)
-        found = body.loop(self.eqn, given, self.dims.inner, tick, kept, read)
+        loop_results = body.loop(self.eqn, operands, self.dims.inner, tick, kept, read)
         scope.build.span, scope.build.stage = self.eqn.span, self.eqn.stage
         updated = {argument.value.name: argument for argument in carried(region)}
         leaving = {}
-        for result, output, value in zip(self.eqn.results, region.outputs, found, strict=True):
+        for result, output, value in zip(self.eqn.results, region.outputs, loop_results, strict=True):
             carry = updated.get(output.updates or "")
             if output.name in kept:
                 scope.update(self._state(output.name), value)
@@ -123,7 +123,7 @@ class PipelinedLoop:
         return f"{name}.{self.name}" if self.name else name
 
     def _kept(self, tick: Tick, region: Function) -> dict[str, Held]:
-        """Return where the loop keeps what it yields: sums of all micro-batches, and what has the batch."""
+        """Return where the loop keeps its outputs: sums of all micro-batches, and values with the batch."""
         dims, scope, found = self.dims, tick.scope, dict[str, Held]()
         for result, output in outputs_of(self.eqn):
             type, name = output.value.type, self._state(output.name)
@@ -148,7 +148,10 @@ class PipelinedLoop:
         handed: Mapping[Value, Value],
         made: PipelinedLoop | None,
     ) -> Value:
-        """Return the operand of the stages' own loop in one tick."""
+        """Return the operand of the stages' own loop in one tick.
+
+        handed: operand -> its value for the micro-batch that enters. made: the loop that keeps the operand.
+        """
         scope, build, dims = tick.scope, tick.scope.build, self.dims
         if argument.role == "carried":
             return self._entering(tick, operand, argument, handed)
@@ -235,7 +238,7 @@ class PipelinedLoop:
             scope.update(name, build("where", build("and", tick.last, is_first), value, held))
 
     def _same(self, tick: Tick, output: Output, value: Value) -> None:
-        """Keep what the first micro-batch yields, as all yield the same."""
+        """Keep the output of the first micro-batch, as all micro-batches yield the same."""
         scope, dims, type = tick.scope, self.dims, value.type
         build = scope.build
         name = self._state(output.name)
@@ -264,6 +267,7 @@ class PipelinedLoop:
         return found
 
     def _carry_at_end(self, scope: LoopScope, result: Value, carry: Argument) -> Value:
+        """Return a carry after all ticks: the sum of the terms of all stages, or what the last stage holds."""
         build, dims, name = scope.build, self.dims, self._state(f"{carry.value.name}.carry")
         if is_accumulated(region_of(self.eqn), carry, self.sums):
             terms = build("sum", scope.states[name], over=(dims.stages,))
@@ -276,6 +280,7 @@ class PipelinedLoop:
         return dims.joined(build, held, result.type.dims) if dims.batch in result.type.dims else held
 
     def _stack(self, scope: LoopScope, result: Value, output: Output) -> Value:
+        """Return the stack of a loop after all ticks, put together from what each stage holds of each step."""
         build, dims, rounds = scope.build, self.dims, self.dims.rounds
         held, inside = scope.states[self._state(output.name)], output.value.type.dims
         if dims.batch in inside:

@@ -310,6 +310,7 @@ def _parse_group(name: str, options: dict[str, str]) -> list[Pass]:
 
 
 def _options(text: str) -> dict[str, str]:
+    """Return the options in a text such as `form=ring, least=64`."""
     pairs = [option.partition("=") for option in text.split(",") if option.strip()]
     options = {key.strip(): value.strip() for key, _, value in pairs}
     if len(options) < len(pairs):

@@ -117,6 +117,9 @@ class Recompute(Pass):
     hardware: Hardware | None = attrs.field(default=None, metadata=IN_PYTHON)
 
     def run(self, program: Program) -> Program:
+        """Return the program within the limit of memory, or with what the layout's word keeps; without either, the program as
+        it is.
+        """
         program = program.map_functions(lambda function: _waiting(function, program.placed_on))
         written = program.layout.forms.recompute if program.layout else ""
         limit = self.memory or (written if written in KEPT or isinstance(written, int) else 0)
@@ -239,7 +242,10 @@ def _stretches(function: Function) -> list[int]:
 
 
 def _fastest(function: Function, limit: int, rewriter: Rewriter, stretches: int) -> RewrittenStep:
-    """Return the plan at the smallest rate that fits, with single values kept in addition."""
+    """Return the plan at the smallest rate that fits, with single values kept in addition.
+
+    limit: the bytes that it may need.
+    """
 
     def fits(plan: RewrittenStep) -> bool:
         return rewriter.prices.total(plan.function) <= limit
@@ -278,7 +284,11 @@ def cut(
     seconds: Mapping[Equation, float],
     rate: float,
 ) -> Cut:
-    """Return the cheapest choice. free: values that cost nothing. bytes: infinite for values that cannot be kept."""
+    """Return the cheapest choice. free: values that cost nothing. bytes: infinite for values that cannot be kept.
+
+    needed: the values that the backward pass reads. seconds: the time to compute each equation again. rate: the price of a
+    byte.
+    """
     network, makers = FlowNetwork(), {value: eqn for eqn in body for value in eqn.results}
     todo = [value for value in dict.fromkeys(needed) if value not in free]
     for value in todo:
@@ -344,12 +354,16 @@ Origin = Callable[[Value, Equation], tuple[list[Equation], Value]]
 
 
 class Copies:
-    """Copies equations of a forward pass into a body of the backward pass, each once, before the first equation that reads it.
-
-    origin: makes the value that stands for an operand which is not copied. new: forward value -> its copy.
+    """Copies equations of a forward pass into a body of the backward pass, each once, before the first equation that reads
+    it.
     """
 
     def __init__(self, again: Set[Equation], body: Sequence[Equation], names: Names, origin: Origin) -> None:
+        """Copy the equations `again` of a body.
+
+        names: makes the names of copies. origin: makes the value that stands for an operand which is not copied. new: forward
+        value -> its copy.
+        """
         self.names, self.origin = names, origin
         self.new: dict[Value, Value] = {}
         self._makers = {value: eqn for eqn in body if eqn in again for value in eqn.results}
@@ -367,6 +381,7 @@ class Copies:
             yield from self._copy(eqn)
 
     def _copy(self, eqn: Equation) -> Iterator[Equation]:
+        """Yield a copy of an equation for the backward pass, after the copies that it reads."""
         operands = []
         for value in eqn.operands:
             if value in self.new:
@@ -389,6 +404,10 @@ class PairRewriter:
     """Rewrites one pair of loops: the forward loop stacks what is kept, and the backward loop computes the rest again."""
 
     def __init__(self, pair: LoopPair, cut: Cut, names: Names, is_placed: bool = True) -> None:
+        """Rewrite a pair by its cut.
+
+        given: the ends of the backward loop. inside: argument of the forward loop -> its operand and role.
+        """
         self.pair, self.cut, self.names, self.is_placed = pair, cut, names, is_placed
         forward, backward = pair.forward, pair.backward
         self.region, self.inner = region_of(forward), region_of(backward)
@@ -405,6 +424,7 @@ class PairRewriter:
         body, new = list[Equation](), Substitution()
 
         def copied(values: Iterable[Value]) -> Iterator[Equation]:
+            """Yield the equations that compute replaced values again, and map the values to their copies."""
             read = [value for value in values if value in replaced]
             yield from copies.of(replaced[value] for value in read)
             for value in read:
@@ -488,11 +508,13 @@ class Rewriter:
     prices: Prices
 
     def plan(self, function: Function, choice: KeepingRule) -> RewrittenStep:
+        """Return the function rewritten by a rule, with its cost."""
         plan = RewrittenStep(function)
         plan.function = live_only(self._function(function, choice, plan, 1))
         return plan
 
     def _function(self, function: Function, choice: KeepingRule, plan: RewrittenStep, times: int) -> Function:
+        """Rewrite the pairs of loops, then the bodies of loops, then the code outside. times: how often the function runs."""
         function = self._pairs(function, choice, plan, times)
         body = [self._loop(eqn, choice, plan, times) if eqn.regions else eqn for eqn in function.body]
         return self._straight(attrs.evolve(function, body=tuple(body)), choice, plan, times)
@@ -502,6 +524,7 @@ class Rewriter:
         return attrs.evolve(eqn, regions=(region,)) if region is not region_of(eqn) else eqn
 
     def _pairs(self, function: Function, choice: KeepingRule, plan: RewrittenStep, times: int) -> Function:
+        """Return a function in which each pair of loops is rewritten by its cut. times: how often the function runs."""
         new, names = dict[Equation, Equation](), names_of(function)
         for pair in loop_pairs(function):
             found = self.cut_loop(pair, choice, plan, times)
@@ -512,6 +535,12 @@ class Rewriter:
         return attrs.evolve(function, body=tuple(new.get(eqn, eqn) for eqn in function.body))
 
     def cut_loop(self, pair: LoopPair, choice: KeepingRule, plan: RewrittenStep, times: int) -> Cut:
+        """Choose which values of a loop to keep for its backward loop, by a minimum cut of its region, and add their cost to
+        the plan.
+
+        Values that are stacked anyway, or that every iteration reads, are free. choice: what must be kept, and the price of a
+        byte.
+        """
         region, dim = region_of(pair.forward), dim_of(pair.forward)
         stacked = {output.value for output in region.outputs if output.updates is None}
         free = {a.value for a in region.arguments if a.role != "carried"}
@@ -592,7 +621,10 @@ class StraightCode:
                 yield from (value for value, end in last.items() if made[value] <= at < end)
 
     def rewritten(self, found: Cut, mesh: Mesh) -> Function:
-        """Return the function with copies in front of the equations of the backward pass that read them."""
+        """Return the function with copies in front of the equations of the backward pass that read them.
+
+        found: the equations to copy.
+        """
         again = {value for eqn in found.again for value in eqn.results} & self.needed()
         holder = _Holder(mesh, names_of(self.function), frozenset(a.value for a in self.function.arguments))
         copies = Copies(found.again, self.forward, holder.names, holder.held)
@@ -626,6 +658,7 @@ class _Holder:
     found: dict[tuple[Value, Value], Value] = attrs.field(factory=dict)
 
     def reached(self, eqn: Equation) -> None:
+        """Note the last array that is stored, by the axes along which it varies."""
         if eqn.operands and storage(eqn) in ("kernel", "reduced", "lookup"):
             axes = eqn.results[0].type.varying(self.mesh)
             self.latest.pop(axes, None)

@@ -222,6 +222,7 @@ def _fold(exactly: Callable[[float, float, str], float | None]) -> RewriteRule:
     """op(a, b) == the number, for floating-point numbers a and b, where it is not rounded."""
 
     def rule(c: RewriteContext, eqn: Equation) -> Value | None:
+        """Return the number of an op on two numbers; None if it would be rounded."""
         (a, b), dtype = (c.number(value) for value in eqn.operands), eqn.result.type.dtype
         if a is None or b is None or dtype not in FLOATS:
             return None
@@ -271,7 +272,10 @@ def _transposed_later(c: RewriteContext, eqn: Equation) -> Value | None:
 
 
 def _implicit_transpose(c: RewriteContext, eqn: Equation) -> Value | None:
-    """op(y, transpose(x)) == op(y, x): the first operand with all dims gives their order, the others are aligned to it."""
+    """op(y, transpose(x)) == op(y, x): dimensions are matched by name.
+
+    The first operand with all dims gives the order of the result. So nothing changes if that operand is itself a transpose.
+    """
     first = max(eqn.operands, key=lambda value: len(value.type.dims))
     return None if c.has_trait(first, "transpose") else _without_transposes(c, eqn)
 

@@ -39,12 +39,15 @@ class UnrollLoops(Pass):
 
 
 def unrolled(function: Function, most: int) -> Function:
-    """Return a function whose loops run at most so many iterations at once."""
+    """Return a function whose loops run at most `most` iterations at once."""
     body = (_unrolled(eqn, most) if eqn.regions else eqn for eqn in function.body)
     return attrs.evolve(function, body=tuple(body))
 
 
 def _unrolled(eqn: Equation, most: int) -> Equation:
+    """Return a loop that computes several iterations at once, if its body sends; the number of iterations is a multiple of
+    theirs.
+    """
     body = region_of(eqn).body
     if any(each.regions for each in body):
         return map_regions(eqn, lambda region: unrolled(region, most))

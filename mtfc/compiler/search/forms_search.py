@@ -94,7 +94,8 @@ def forms_of(device: Device, function: Function) -> tuple[Forms, ...]:
 
 @attrs.frozen
 class FormsSearch:
-    """A search for the forms of layouts. forms: those that are tried. until: its end, a time of `process_time`.
+    """A search for the forms of layouts. forms: the forms that are tried. until: the end of the search, a time of
+    `process_time`.
 
     given: layouts with forms that are tried, too. prices: those of layouts without forms.
     """
@@ -154,6 +155,7 @@ class FormsSearch:
         tried = PricedLayouts(self.pricing, self.objective, room, limit=limit, evaluated=evaluated)
 
         def each() -> Iterator[Plan]:
+            """Yield the given layouts, then each candidate with each of the forms, until the time is over."""
             yield from self.given
             for i, (mesh, layout) in enumerate(candidates):
                 for forms in self.forms:

@@ -162,10 +162,10 @@ def descend(
     changes: Callable[[T], Iterable[Callable[[T], Iterable[T]]]],
     until: float,
 ) -> T:
-    """Return what no single change makes better, or the best that is found until a time of `process_time`.
+    """Return a value that no single change makes better, or the best value found until a time of `process_time`.
 
-    value: a number that grows with what does not fit, and the value to minimize. changes: those of the best at the beginning of a
-    round; each yields what may take the place of the best so far.
+    value: a number that grows with what does not fit, and the value to minimize. changes: those of the best at the beginning
+    of a round; each yields what may take the place of the best so far. start: the first value.
     """
     best, before = start, None
     while best != before:

@@ -55,6 +55,7 @@ def warm_up(run: Callable[[], object]) -> None:
 
 
 def _compiled(function: Function, **options: Any) -> Function:
+    """Return a function compiled by Numba, with its cache on disk if possible; the function itself without Numba."""
     try:
         from numba import njit
     except ImportError:

@@ -77,9 +77,10 @@ class LayoutPricer:
 
     @cached_property
     def layers(self) -> tuple[LayersPricer | None, tuple[tuple[Function, ...], int] | None]:
-        """What prices and what bounds a long program with repeated layers; None where these are less than half of it.
+        """A pricer, and functions for a bound, of a long program with repeated layers; None where these are less than half of
+        it.
 
-        These are a pricer; and, for `RepeatedFacts`, undistributed functions with the first layers, and the number of all layers.
+        The functions are undistributed, with the first layers, and stand with the number of all layers: see `RepeatedFacts`.
         """
         (function,) = self.program.functions
         layers = RepeatedLayers.of(function) if len(function.body) >= MANY_EQUATIONS else None
@@ -101,6 +102,7 @@ class LayoutPricer:
         return self._lowered(self._placed(mesh, layout))
 
     def _placed(self, mesh: Mesh, layout: Layout) -> Program:
+        """Return the program with a layout, after the passes that assign layouts."""
         program = attrs.evolve(self.program, mesh=mesh, layout=layout)
         if layout.pipelines:
             assert self.model is not None, "pipelines are made before differentiation"
@@ -136,6 +138,7 @@ class LayoutPricer:
         return named
 
     def _lowered(self, placed: Program) -> Function:
+        """Return the function of a placed program with collectives, recomputing as much as the layout or the memory asks for."""
         passes, written = spmd_lowering(), placed.layout.forms.recompute if placed.layout else ""
         if written not in RECOMPUTED and (self.recomputes or written):
             passes = within_memory(passes, limit_on(self.hardware, must_fit=False))
@@ -145,6 +148,7 @@ class LayoutPricer:
         return function
 
     def _price(self, function: Function, mesh: Mesh) -> Price:
+        """Return the price of a lowered function: its seconds with and without overlap, its memory, and the bytes it sends."""
         serial = seconds_of(function, Topology.of(mesh, self.hardware), self.hardware.device)
         device = self.hardware.device
         memory = memory_of(function, mesh, Numbers(mesh)).total
@@ -182,7 +186,7 @@ class LayersPricer:
 
     @property
     def share(self) -> float:
-        """The equations of both programs, as a share of those of the model."""
+        """The equations of both programs, as a share of the equations of the model."""
         sizes = [len(each.program.functions[0].body) for each in (self.shorter, self.longer)]
         layer = sizes[1] - sizes[0]
         return sum(sizes) / (sizes[0] + self.number * layer)
@@ -220,6 +224,6 @@ class LayersPricer:
 
 
 def _extrapolated(a: Price, b: Price, number: int) -> Price:
-    """Return the price of a model with some layers, from those without layers and with one."""
+    """Return the price of a model with some layers, from the prices without layers and with one layer."""
     pairs = zip(attrs.astuple(a), attrs.astuple(b), strict=True)
     return Price(*(x if x == y else x + number * (y - x) for x, y in pairs))

@@ -84,29 +84,29 @@ class RepeatedLayers:
 
     @classmethod
     def _cut(cls, function: Function, found: Sequence[Run]) -> RepeatedLayers | None:
-        """Return the layers if runs that use arguments are cut in the given order."""
+        """Return the layers if runs that use arguments are cut in the given order. found: the runs."""
         members = _Members(function)
-        direct = [members.aligned(run) for run in found if members.uses_arguments(run)]
-        others = [run for run in found if not members.uses_arguments(run)]
-        indirect = [members.aligned(run) for run in sorted(others, key=lambda run: run.start)]
-        runs = sorted((*direct, *indirect), key=lambda run: -run.period)
+        with_arguments = [members.aligned(run) for run in found if members.uses_arguments(run)]
+        without_arguments = [run for run in found if not members.uses_arguments(run)]
+        later_runs = [members.aligned(run) for run in sorted(without_arguments, key=lambda run: run.start)]
+        runs = sorted((*with_arguments, *later_runs), key=lambda run: -run.period)
         members.join_users(runs)
         common: list[Hashable] = []
         chosen: list[tuple[Run, list[Hashable]]] = []
         for run in runs:
-            own = [members.root_of((run, k)) for k in range(run.copies)]
-            both = [root for root in common or own if root in own]
-            if len({*own}) == len(own) and len(both) >= FEWEST:
-                common = both
-                chosen.append((run, own))
-        number = {root: i for i, root in enumerate(common)}
+            roots = [members.root_of((run, k)) for k in range(run.copies)]
+            shared = [root for root in common or roots if root in roots]
+            if len({*roots}) == len(roots) and len(shared) >= FEWEST:
+                common = shared
+                chosen.append((run, roots))
+        layer_of = {root: i for i, root in enumerate(common)}
         owners = {a.value: members.root_of(a.value) for a in function.arguments}
         return (
             cls(
                 function,
                 len(common),
-                tuple((run, tuple(number.get(root) for root in own)) for run, own in chosen),
-                {value: number[root] for value, root in owners.items() if root in number},
+                tuple((run, tuple(layer_of.get(root) for root in roots)) for run, roots in chosen),
+                {value: layer_of[root] for value, root in owners.items() if root in layer_of},
             )
             if chosen
             else None
@@ -131,7 +131,10 @@ class RepeatedLayers:
         return self._without(gone, instead, kept)
 
     def _without(self, gone: set[int], instead: Mapping[Value, Value], kept: int) -> Function | None:
-        """Return the function without some equations and the arguments of layers from `kept` on."""
+        """Return the function without some equations and the arguments of layers from `kept` on.
+
+        gone: the numbers of the equations. instead: value -> the value that stands for it.
+        """
         arguments = tuple(a for a in self.function.arguments if self.owners.get(a.value, -1) < kept)
         defined = {a.value for a in arguments}
         body = []
@@ -152,7 +155,7 @@ class RepeatedLayers:
 
 
 def shortened_program(program: Program, layers: RepeatedLayers, kept: int) -> Program | None:
-    """Return a program of one function with fewer layers, or None if that is no program."""
+    """Return a program of one function with fewer layers, or None if that is no program. kept: the number of layers."""
     function = layers.shortened(kept)
     if function is None:
         return None
@@ -170,6 +173,10 @@ class _Members:
     """Copies and arguments that belong together: sets that are joined."""
 
     def __init__(self, function: Function) -> None:
+        """Start with every argument and copy alone.
+
+        _makers: value -> the copy that makes it.
+        """
         self._function = function
         self._arguments = {a.value for a in function.arguments}
         self._joined = DisjointSets[Hashable]()
@@ -179,10 +186,10 @@ class _Members:
         return any(not self._arguments.isdisjoint(self._function.body[i].operands) for i in run.equations)
 
     def aligned(self, run: Run) -> Run:
-        """Return the run with its copies cut between layers, and join each copy with what it alone uses.
+        """Return the run with its copies cut between layers, and join each copy with the values that it alone uses.
 
-        It uses arguments, and what copies of other runs have made, but for what these hand on themselves. A cut between layers is
-        where the fewest values are alive that a copy makes or alone uses.
+        It uses arguments, and what copies of other runs have made, but for what these hand on themselves. A cut between
+        layers is where the fewest values are alive that a copy makes or alone uses.
         """
         own, cuts = self._cuts(run)
         shift = int(np.argmin(cuts))
@@ -200,7 +207,11 @@ class _Members:
         return int(np.count_nonzero(cuts == cuts.min()))
 
     def _cuts(self, run: Run) -> tuple[Mapping[Hashable, Sequence[int]], NDArray[np.int64]]:
-        """Return where a run uses what one copy alone uses, and for each place of a period the values alive there."""
+        """Return the values that single copies of a run use, with their places, and for each place of a period the number of
+        values alive.
+
+        A value's places are the distances from the run's start at which the run uses the value.
+        """
         nodes = {**{value: value for value in self._arguments}, **self._makers}
         places: dict[Hashable, list[int]] = defaultdict(list)
         for i in run.equations:
@@ -214,7 +225,9 @@ class _Members:
         return own, cuts
 
     def _alive_in(self, run: Run) -> Iterable[tuple[int, int]]:
-        """Return where each value of a run is made, and where the run uses it last, from the run's start."""
+        """Return for each value of a run the place that makes the value and the last place that uses it, counted from the run's
+        start.
+        """
         made: dict[Value, int] = {}
         last: dict[Value, int] = {}
         for i in run.equations:
@@ -223,7 +236,7 @@ class _Members:
         return ((made[value], place) for value, place in last.items())
 
     def _made_in(self, run: Run) -> dict[Value, Hashable]:
-        """Return what the copies of a run make and do not hand on."""
+        """Return value -> copy, for the values that the copies of a run make and do not hand on to the next copy."""
         made: dict[Value, Hashable] = {
             value: (run, run.copy_of(i)) for i in run.equations for value in self._function.body[i].results
         }
@@ -233,7 +246,7 @@ class _Members:
         return made
 
     def join_users(self, runs: Sequence[Run]) -> None:
-        """Join each copy with the copies of other runs that made what it alone uses."""
+        """Join each copy of a layer with the copies in other runs whose results are used by this copy alone."""
         for run in runs:
             users: dict[Value, set[int]] = defaultdict(set)
             for i in run.equations:
@@ -249,9 +262,9 @@ class _Members:
 
 
 def _handed_on(function: Function, run: Run) -> dict[tuple[int, int], tuple[int, int]] | None:
-    """Return the operands that each copy gets from the one before: (equation, operand) -> (equation, result).
+    """Return the operands that each copy gets from the copy before: (equation, operand) -> (equation, result).
 
-    None if copies differ in that, or one gets an operand from an earlier one.
+    None if copies differ in these operands, or if a copy gets an operand from an earlier copy than the one before.
     """
     made = {v: (i, r) for i in run.equations for r, v in enumerate(function.body[i].results)}
     found: dict[tuple[int, int], tuple[int, int]] | None = None
@@ -307,7 +320,10 @@ def _tokens(function: Function) -> NDArray[np.int64]:
 
 
 def _token(eqn: Equation, known: set[Dim]) -> Hashable:
+    """Return a key that is equal for equations of the same form. known: the dimensions of arguments, which count by name."""
+
     def plain(x: Attr) -> Hashable:
+        """Return an attribute in which dimensions of no argument count by size alone."""
         if isinstance(x, Dim):
             return x.name if x in known else x.size
         return tuple(map(plain, x)) if isinstance(x, tuple) else x

@@ -76,7 +76,7 @@ def model_dims(forward: Function, parts: int) -> list[tuple[Dim, ...]]:
 
 
 def _apart(dims: Iterable[Dim], tensors: Iterable[frozenset[Dim]]) -> tuple[Dim, ...]:
-    """Return dimensions of which no tensor has two: each one that no tensor shares with those before."""
+    """Return dimensions of which no tensor has two: each dimension that shares no tensor with the dimensions before it."""
     found: list[Dim] = []
     for dim in dims:
         if not any(dim in each and not each.isdisjoint(found) for each in tensors):
@@ -105,7 +105,7 @@ def usual_layouts(forward: Function, line: Mesh, trains: bool) -> dict[str, Layo
 
 
 def starting_layouts(forward: Function, meshes: Sequence[Mesh], trains: bool) -> list[Plan]:
-    """Return the usual layouts on meshes of one axis, or on a single mesh, and products on those of two axes."""
+    """Return the usual layouts on meshes of one axis, or else on the first mesh, and `products` on meshes of two axes."""
     lines = [mesh for mesh in meshes if len(mesh.axes) == 1] or meshes[:1]
     usual = [(line, each) for line in lines for each in usual_layouts(forward, line, trains).values()]
     return [*usual, *products(forward, meshes, trains)]

@@ -345,6 +345,7 @@ def files_of(path: str) -> list[str]:
 
 
 def _npz(path: Path) -> dict[str, StoredArray]:
+    """Return the arrays of an NPZ file. Raises `ValueError` with the reason if it is another kind of file."""
     with path.open("rb") as file:
         start = file.read(6)
     if start == b"\x93NUMPY":
@@ -363,6 +364,7 @@ def _npz(path: Path) -> dict[str, StoredArray]:
 
 
 def _member(path: Path, archive: ZipFile, name: str) -> StoredArray:
+    """Return an array of an NPZ file, of which only the header is read now. An uncompressed array can be mapped into memory."""
     import numpy as np
 
     headers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -424,6 +426,7 @@ def _read(path: Path, content: Callable[[], Array]) -> Array:
 
 
 def _safetensors(path: Path) -> dict[str, StoredArray]:
+    """Return the arrays of a safetensors file, of which only the header is read now."""
     safetensors = import_package("safetensors", "safetensors", f"reading {path}")
     path.open("rb").close()  # a fault of the file system, in its own words
     try:
@@ -495,6 +498,7 @@ def _checkpoint(path: Path) -> dict[str, StoredArray]:
 
 
 def _sharded(index: Path) -> dict[str, StoredArray]:
+    """Return the arrays of all safetensors files that an index names."""
     places = _weight_map(index)
     shards = {}
     for name in sorted(set(places.values())):

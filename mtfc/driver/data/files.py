@@ -81,6 +81,7 @@ def reported(message: str) -> Iterator[None]:
 
 
 def _copy(system: Any, path: str, place: Path) -> None:
+    """Copy a file or a folder from a remote file system to a place, which appears only when it is complete."""
     import shutil
     import tempfile
 

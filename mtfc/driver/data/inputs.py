@@ -80,6 +80,7 @@ class Fitting:
     def misshaped(
         self, what: str, name: str, type: TensorType, span: Span | None, help: str | None = None
     ) -> None:
+        """Report (E503) an array of another shape than its type."""
         shape = list(self.arrays[name].shape)
         self.error(
             "E503",
@@ -353,6 +354,7 @@ def draw_batch(
 
 
 def _drawn(entropy: list[int], type: TensorType, bound: int, change: Callable[[Any], Any]) -> Array:
+    """Return a drawn array of a type: normal numbers passed through `change`, or integers below `bound`."""
     import numpy as np
 
     generator = np.random.default_rng(entropy)
@@ -410,11 +412,11 @@ def stored_parameters(
     a parameter is called `loss`, and perhaps averages. A checkpoint may belong to another model of the file: with `partial` its
     other parameters are left out, and named.
     """
-    may_have_others = partial and newest_checkpoint(Path(path)) is not None
+    may_have_unknown = partial and newest_checkpoint(Path(path)) is not None
     declared = {parameter.name: parameter for parameter in program.parameters}
     fitting = Fitting(path, _of_parameters(path, declared, averages))
-    others = unread(fitting.arrays, declared)
-    moved = _other_prefix(fitting, declared, others)
+    unknown_names = unread(fitting.arrays, declared)
+    renamed = _other_prefix(fitting, declared, unknown_names)
     for name, array in fitting.arrays.items():
         if name not in declared:
             continue
@@ -423,16 +425,16 @@ def stored_parameters(
             fitting.misshaped("parameter", name, type, span)
         else:
             fitting.accepts("parameter", name, type, span)
-    for name in others if not may_have_others else ():
-        if name not in moved.values():
+    for name in unknown_names if not may_have_unknown else ():
+        if name not in renamed.values():
             _unknown(name, declared, fitting)
-    if others and may_have_others:
-        say(f"{path}: parameters of another model are left out: {', '.join(others)}")
+    if unknown_names and may_have_unknown:
+        say(f"{path}: parameters of another model are left out: {', '.join(unknown_names)}")
     for name in declared:
-        if name not in fitting.arrays and not partial and name not in moved:
+        if name not in fitting.arrays and not partial and name not in renamed:
             fitting.missing("parameter", name, declared[name].span, taken=declared, otherwise=PARTIAL)
-    if moved and not (partial and declared.keys() & fitting.arrays.keys()):
-        _report_prefix(moved, declared, fitting)
+    if renamed and not (partial and declared.keys() & fitting.arrays.keys()):
+        _report_prefix(renamed, declared, fitting)
     fitting.diagnostics.raise_if_errors()
     return {name: fitting.arrays[name] for name in declared if name in fitting.arrays}
 
@@ -444,21 +446,24 @@ MOST_STARTS = 8
 def _other_prefix(
     fitting: Fitting, declared: Mapping[str, Parameter], others: Iterable[str]
 ) -> dict[str, str]:
-    """Return the names in the file of parameters that have another prefix there, if at least two have it."""
+    """Return parameter -> its name in the file, for parameters that the file has under another prefix.
+
+    The prefix is the one that most parameters share, and at least two. others: the names in the file that no parameter has.
+    """
     shapes = {name: fitting.arrays[name].shape for name in others}
     missing = {
         name: tuple(dim.size for dim in each.type.dims)
         for name, each in declared.items()
         if name not in fitting.arrays
     }
-    best: dict[str, str] = {}
+    most_renamed: dict[str, str] = {}
     starts = [*missing][:MOST_STARTS]
     for wanted, found in dict.fromkeys(_heads(name, other) for name in starts for other in shapes):
         names = {name: f"{found}{name.removeprefix(wanted)}" for name in missing if name.startswith(wanted)}
-        moved = {name: other for name, other in names.items() if shapes.get(other) == missing[name]}
-        if len(moved) > max(1, len(best)):
-            best = moved
-    return best
+        renamed = {name: other for name, other in names.items() if shapes.get(other) == missing[name]}
+        if len(renamed) > max(1, len(most_renamed)):
+            most_renamed = renamed
+    return most_renamed
 
 
 def _report_prefix(moved: Mapping[str, str], declared: Mapping[str, Parameter], fitting: Fitting) -> None:
@@ -475,7 +480,7 @@ def _report_prefix(moved: Mapping[str, str], declared: Mapping[str, Parameter], 
 
 
 def _heads(name: str, other: str) -> tuple[str, str]:
-    """Return what stands before the components that two names have in common at their ends, each with a last dot."""
+    """Return the beginnings of two names, before the components that both have at their ends. Each ends with a dot."""
     left, right = name.split("."), other.split(".")
     while left and right and left[-1] == right[-1]:
         del left[-1], right[-1]

@@ -222,6 +222,7 @@ class _Tensors:
         return f"a parameter is {type}, and `{name}` of {self.path} is {self.arrays[name].dtype}", None
 
     def _check_unread(self, read: set[str]) -> None:
+        """Report (E505) tensors that no rule reads. Names that differ only in their numbers are reported once."""
         left = [name for name in unread(self.arrays, read) if not self._is_ignored(name)]
         alike: dict[str, list[str]] = {}
         for name in left:
@@ -369,6 +370,7 @@ class _Matching:
         self.diagnostics.add(CODE, message, rule.span(key), labels, help)
 
     def links(self, rule: Rule) -> Iterator[TensorLink]:
+        """Yield the links of a rule between their tensors and our parameters, for each value of the holes in its patterns."""
         unknown = {hole for pattern in rule.ours for hole in holes(pattern)} - holes(rule.theirs[0])
         if unknown:
             self.error(rule, "ours", f"`{{{min(unknown)}}}` is not in `theirs`")

@@ -97,6 +97,7 @@ class _Reader:
         return line_span(self.file, self.text, number)
 
     def read(self) -> WeightMap:
+        """Return the map. All of its entries are checked, so that all errors are reported at once."""
         content = self._toml()
         self._known(content, ("prefix", "rule", "ignore", "split", "metadata"), self.line(1))
         places = self._places()
@@ -119,6 +120,7 @@ class _Reader:
         )
 
     def _toml(self) -> dict[str, Any]:
+        """Return the tables of the file; report a file that is no TOML at the line of the fault."""
         try:
             return tomllib.loads(self.text)
         except RecursionError:
@@ -217,6 +219,7 @@ class _Reader:
     # Other tables
 
     def _split(self, table: Any) -> dict[str, tuple[tuple[str, int | None], ...]]:
+        """Return dimension -> its parts, each with its size; the size of one part may be left out."""
         found = {}
         for name, value in table.items() if isinstance(table, dict) else ():
             pieces = value.split() if isinstance(value, str) else []

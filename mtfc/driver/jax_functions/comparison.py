@@ -396,6 +396,10 @@ def _is_finite(plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bo
 
 
 def _drawn(leaf: Leaf, random: Any, changed: Callable[[Any], Any]) -> Any:
+    """Return a drawn value of an argument. changed: makes floats of another kind.
+
+    A tenth of the floats are rounded to quarters, so that some are equal. States are positive.
+    """
     if leaf.key is not None:
         return with_key(random.integers(0, 2**32, leaf.shape, np.uint32), leaf.key)
     if leaf.dtype == "bool":
@@ -471,6 +475,7 @@ def given_constants(imported: Imported) -> Mapping[str, Any]:
 
 
 def _import_compared(imported: Imported, seed: int) -> ExactResult:
+    """Compare an imported program with the jaxpr that it stands for, both on residues."""
     if strange := without_residues(imported.main):
         raise NotExact(strange)
     reference = ExactReference(imported.program, given_constants(imported), seed, derives=False)
@@ -500,7 +505,9 @@ def _longest(imported: Imported) -> int:
 
 
 def _differences(actual: ExactArray, expected: Any) -> tuple[int, int]:
-    """Return the number of elements that differ, and of those that are not judged, as they have no meaning over the field."""
+    """Return the number of elements that differ, and the number of elements without a meaning over the field, which are not
+    judged.
+    """
     if not isinstance(expected, ExactArray):
         expected = measured(actual.field, np.asarray(without_key(expected)))
     if not expected.is_float:

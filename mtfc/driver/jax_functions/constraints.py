@@ -114,6 +114,10 @@ def _evaluated(
 def _applied(
     eqn: Any, operands: list[Any], steps: Iterator[AppliedPrimitive], constrain: Constrain
 ) -> Sequence[Any]:
+    """Return the results of an equation, with constraints on its operands and results where its steps have a planned layout.
+
+    steps: the steps of the flat program from this equation on; the equation takes its own.
+    """
     name = eqn.primitive.name
     inner = eqn.params.get(INLINED[name]) if name in INLINED else None
     if inner is not None and name in RECOMPUTING:
@@ -186,6 +190,7 @@ def _bound(eqn: Any, operands: Sequence[Any]) -> list[Any]:
 
 
 def _scanned(eqn: Any, operands: Sequence[Any], body: Body, constrain: Constrain) -> list[Any]:
+    """Return the results of a `scan` whose body has constraints, too."""
     params: Mapping[str, Any] = eqn.params
     consts, carries = scan_counts(params)
 

@@ -146,6 +146,7 @@ class ImportedProgram:
         return found
 
     def _case(self, layout: str | None, mesh: str | None) -> LayoutOnMesh:
+        """Return a layout on a mesh, both given as text. Raises `CompileError` if one of them is wrong."""
         sources, diagnostics = Sources(), Diagnostics()
         dims = "".join(f"dim {name} = {size}\n" for name, size in self.dims.items())
         sources.texts |= {"<--mesh>": mesh or "", "<dims>": dims}
@@ -315,6 +316,7 @@ def _of_parts(layout: str, inputs: Iterable[Leaf], mesh: Mesh) -> str:
     parts = {dims[0].name[:-2]: dims for dims in axes if dims[0].name.endswith("_a")}
 
     def rules(match: re.Match[str]) -> str:
+        """Return the rules of a dimension's parts that stand for its rule: each axis splits the first part that it divides."""
         left = {dim.name: dim.size for dim in parts[match[1]] if dim.name[:-2] == match[1]}
         split: dict[str, list[str]] = {name: [] for name in left}
         for axis in re.findall(r"\w+", match[2]):

@@ -68,6 +68,7 @@ def _parsed(content: bytes) -> Any:
 
 
 def _problem(record: dict[str, Any]) -> AssignmentProblem:
+    """Return the assignment problem of an instance. Raises `MalformedInstance` with the first thing that is wrong."""
     nodes, edges = _object(record, "nodes", "problem"), _object(record, "edges", "problem")
     costs = _rows(nodes, "costs", "nodes")
     usages = _rows(nodes, "usages", "nodes")
@@ -111,6 +112,7 @@ def _limit(record: dict[str, Any]) -> int | None:
 
 
 def _rows(record: dict[str, Any], key: str, of: str) -> Ragged:
+    """Return a list of lists of numbers, such as the costs of each node's strategies."""
     import numpy as np
 
     lists, path = _entry(record, key, of), f"{of}.{key}"

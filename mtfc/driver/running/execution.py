@@ -118,7 +118,7 @@ class Session:
 
 
 def _moved(arrays: Mapping[str, Any], source: Any, target: Any, table: str) -> Mapping[str, Any]:
-    """Move arrays from the layouts of one module to those of another; `table` names the layouts, which mostly agree."""
+    """Move arrays from the layouts of one module to the layouts of another. table: names the layouts, which mostly agree."""
     before, after = getattr(source, table), getattr(target, table)
     return arrays if before == after else target.shard(source.unshard(arrays, before), after)
 

@@ -228,6 +228,7 @@ def _diagnostic(found: BadNumbers, program: Program, number: int) -> Diagnostic:
 
 
 def _message(found: BadNumbers, number: int) -> str:
+    """Return the sentence about the first bad numbers: how many, of which value, and in which step and iteration."""
     what = f"{found.bad} of {found.size} numbers" if found.size > 1 else "the number"
     are = f"{'are' if found.size > 1 else 'is'} {found.kind}"
     source = found.source

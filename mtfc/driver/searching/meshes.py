@@ -178,6 +178,8 @@ def under_names(known: Iterable[Plan], meshes: Iterable[Mesh]) -> Iterator[Plan]
 
 
 def _renamed(layout: Layout, names: Mapping[str, str]) -> Layout:
+    """Return a layout whose axes have other names."""
+
     def section(rules: Rules) -> Rules:
         return Rules(tuple((dim, tuple(names[axis] for axis in axes)) for dim, axes in rules.axes))
 

@@ -144,7 +144,7 @@ class MultiMeshSearch:
         return found
 
     def _dims(self, now: Candidate) -> Sequence[dict[Dim, set[Dim]]]:
-        """Return the dimensions of each part, each with those that share a tensor with it."""
+        """Return the dimensions of each part, each with the dimensions that share a tensor with it."""
         if now.names not in self.known_dims:
             program = self.task.selection.program
             case = self.cases.get(now.names, self.case)

@@ -158,6 +158,10 @@ class PipelineSearch:
         return [each for turn in turns for each in turn if each is not None]
 
     def _starts_on(self, found: StagedLoop, mesh: Mesh) -> Iterator[Plan]:
+        """Yield the first plans for a loop whose stages lie along one axis of a mesh.
+
+        The likeliest rules for the other axes come first.
+        """
         given = self.task.options.choice.mesh is not None
         for axis, size in mesh.axes if given else mesh.axes[:1]:
             if size > 1 and found.loop.size % size == 0:

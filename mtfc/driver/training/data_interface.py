@@ -275,6 +275,10 @@ class UserSteps:
     def __init__(
         self, source: UserSource, share: Share, seed: int | None, shard: tuple[int, int] | None
     ) -> None:
+        """Start before the first item.
+
+        seed: that of the order. shard: this process's number and their number, if it reads a part.
+        """
         self._source, self._share, self._seed, self._shard = source, share, seed, shard
         self._count = self.first = 0
         self._own: Any = None

@@ -379,6 +379,10 @@ class FileSource:
         return self.mixture.order(seed, self.whole_steps * self.per_step)
 
     def places(self, position: Position, seed: int | None) -> str:
+        """Return where the examples of a batch stand.
+
+        If some of their numbers are not finite, name the input and those examples alone.
+        """
         step = position["iterator"]["next_index"] - 1
         numbers = self.order(seed).numbers(step * self.per_step + np.arange(self.per_step))
         for each in self.inputs:
@@ -451,6 +455,7 @@ class Documents:
         return self.files[which], within
 
     def _encoded(self, document: Any, place: str) -> Array:
+        """Return the tokens of a document, which is a text or a list of tokens. place: the name of the document in messages."""
         if isinstance(document, str):
             if self.tokenizer is None:
                 raise UsageError(f"{place} is text: name the file of a tokenizer with --tokenizer")
@@ -505,6 +510,10 @@ class PackedSource:
         return f"{self.name}: {self.documents.count} {kind}, packed into rows of {length} tokens"
 
     def batches(self, share: Share, seed: int | None, start: Position | None = None) -> BatchIterator:
+        """Return the batches from a position on.
+
+        Documents are packed into rows whole, or as one stream that is cut into rows.
+        """
         grain = import_package("grain", "grain")
         name, length = self.documents.input.name, self.documents.input.shape[1]
         numbers = grain.MapDataset.range(self.documents.count if seed is None else sys.maxsize)

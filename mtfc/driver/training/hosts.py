@@ -378,6 +378,7 @@ class Peers:
         self.end(f"{link.name} {reason}: {AGAIN}")
 
     def _hear(self, index: int, message: dict[str, Any]) -> None:
+        """Act on the message of another host: a value, a stop, a failure, or its end. index: the number of that host."""
         if "value" in message:
             self._take(index, message["value"])
         elif "values" in message:

@@ -183,6 +183,10 @@ class TrainLoop:
         return is_done
 
     def _run(self, stop: Stop) -> bool:
+        """Run steps until the schedule ends or a stop; return True if all steps are done.
+
+        The next step is started before the figures of the last one are read, so that the device never waits.
+        """
         self.ended = perf_counter()
         step, pending = int(self.state.step), None
         try:

@@ -239,7 +239,7 @@ class UserSink(Sink):
 
 @attrs.define
 class Lines(Sink):
-    """Some of the steps as lines of text: those with an evaluation, the first, the last, and one of `every` steps."""
+    """Some of the steps as lines of text: steps with an evaluation, the first step, the last, and one of `every` steps."""
 
     to: TextIO
     total: int
@@ -264,6 +264,7 @@ class ProgressBar(Sink):
 
     @classmethod
     def of(cls, total: int, done: int, every: int) -> ProgressBar:
+        """Start a bar at `done` of `total` steps, which shows figures every `every` steps."""
         progress = import_package("rich.progress", "rich")
         console = import_package("rich.console", "rich").Console(stderr=True, highlight=False)
         columns = (

@@ -133,6 +133,7 @@ def stop_by_signal(stop: Stop) -> Iterator[Stop]:
 
 @contextmanager
 def _handlers(stop: Stop) -> Iterator[None]:
+    """Let signals ask for a stop while a `with` block runs. A thread reads the numbers of the signals."""
     reading, writing = socketpair()
     writing.setblocking(False)
     before = {number: signal.signal(number, _noted) for number in _stopping()}

@@ -475,7 +475,10 @@ def _move_aside(folder: Path) -> None:
 
 @attrs.define
 class ProfiledSteps(Sink):
-    """Starts JAX's profiler after some steps, and stops it after some more. Raises `Unavailable` if it cannot write."""
+    """Starts JAX's profiler after some steps, and stops it after some more. Raises `Unavailable` if it cannot write.
+
+    before, during: the numbers of these steps.
+    """
 
     folder: str
     before: int

@@ -61,6 +61,9 @@ class OtherRounding:
         return _flushed(found) if self.flushes else found
 
     def _evaluated(self, shard: Shard, operands: Sequence[Array]) -> Array:
+        """Return the result of an op on a shard, moved within its error: sums in another order, and rounded results a little
+        off.
+        """
         eqn = shard.eqn
         rule = OPS[eqn.op].layout_rule(eqn)
         if adds_terms(shard):
@@ -136,6 +139,9 @@ class OverflowMarks:
     mark: float
 
     def __call__(self, shard: Shard, *operands: Array) -> Any:
+        """Return the result of an op, with `mark` where an overflow depends on the order of a sum or on the width of the
+        numbers.
+        """
         found = meaning(shard, *operands)
         if not _is_float(shard):
             return found

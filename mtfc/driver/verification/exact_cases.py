@@ -253,6 +253,10 @@ def checked_sizes(program: Program, case: LayoutOnMesh, seed: int, derives: bool
 
 
 def _checked(program: Program, case: LayoutOnMesh, how: Shrinking, seed: int, derives: bool) -> SizesCase:
+    """Return the exact check of a layout at small sizes, or why it is skipped.
+
+    derives: check the gradients by themselves, too.
+    """
     wrong, results = list[str](), list[ExactResult]()
     blank = SizesCase(program.name, case.name)
     try:

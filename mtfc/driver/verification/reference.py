@@ -86,6 +86,7 @@ class ReferenceRuns:
         return self._expected[number]
 
     def _of_runs(self) -> ExpectedArrays:
+        """Return the expected arrays of each part, with all runs of the reference and the limits of agreement."""
         first, *others = self._runs
         return {
             part: {

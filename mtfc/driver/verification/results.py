@@ -183,7 +183,7 @@ class SizesCase(ExactCase):
 
 @attrs.frozen
 class Comparison:
-    """An array of a layout beside that of the undistributed program.
+    """An array of a layout beside the same array of the undistributed program.
 
     error: the largest absolute difference. scale: the largest absolute value of the undistributed array. bound: the largest
     difference that passes for rounding. fault: what is wrong, or None.

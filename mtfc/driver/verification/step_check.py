@@ -105,6 +105,7 @@ class Expression:
         return [self.value(argument) for argument in call.arguments], named
 
     def _called(self, call: ast.Call) -> Any:
+        """Return the value of a call: a function of Python stands for a builtin, and a declared function is evaluated."""
         given, named = self.arguments(call)
         *module, name = call.function.text.split(".")
         scope = self.scope.modules.get(module[0]) if module else self.scope
@@ -454,7 +455,10 @@ def declaration(text: str, file: str, choice: Choice, model: str) -> ast.TrainDe
 
 @attrs.frozen
 class Situation:
-    """A step from some parameters and states. batches: the micro-batches."""
+    """A step from some parameters and states. batches: the micro-batches. what: the situation in words.
+
+    known: parameters and states. number: that of the step.
+    """
 
     what: str
     known: Arrays

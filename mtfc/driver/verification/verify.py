@@ -229,6 +229,10 @@ class VerifiedModel:
         yield self._result(case, blank)
 
     def _result(self, case: Case, blank: CaseResult) -> CaseResult:
+        """Return the result of a case on a backend: its arrays compared in plain, wide and special numbers.
+
+        blank: the result so far.
+        """
         backend = blank.backend
         if backend == "jax" and case.mesh.devices > MOST_VIRTUAL_DEVICES:
             most = f"more than the {MOST_VIRTUAL_DEVICES} devices that JAX is asked for"

@@ -72,6 +72,7 @@ def declare_nested(decl: ast.HardwareDecl, scope: Scope) -> Hardware | None:
 
 
 def _link(link: ast.LinkDecl, is_last: bool, scope: Scope) -> Link | None:
+    """Return a level of nested links; None, with a diagnostic, if it is wrong. is_last: it is the outermost level."""
     if any(key_of(figure) == "between" for figure in link.figures):
         help = "`between` is for machines whose devices have names: `device gpu: { count: 4, ... }`"
         return scope.refuse(
@@ -111,6 +112,8 @@ def entries_of(
     """Return the values of the entries by name.
 
     Returns None, and reports errors, if an entry is wrong, unknown, given twice or missing.
+
+    known: name -> the function that reads the entry. needed: the names that must be there. where: the place in messages.
     """
     places: dict[str, Span] = {}
     found: dict[str, Any] = {}
@@ -248,7 +251,10 @@ def _table(expected: str, is_key: Callable[[ast.Name, Scope], bool], read: Read)
 def _record(
     make: Callable[..., Any], known: Mapping[str, Read], needed: Sequence[str], where: str, expected: str
 ) -> Read:
-    """Return a function that reads entries within an entry as a record; if none is needed, at least one of them."""
+    """Return a function that reads entries within an entry as a record; if none is needed, at least one of them.
+
+    make: the record's class. known, needed, where: as in `entries_of`.
+    """
 
     def read(figure: ast.HardwareFigure, scope: Scope) -> Any:
         given = figure.value.entries if isinstance(figure.value, ast.HardwareFigures) else None
@@ -338,6 +344,10 @@ def declare_hardware(decls: Iterable[ast.HardwareDecl], scope: Scope) -> dict[st
 
 
 def _graph(decl: ast.HardwareDecl, scope: Scope) -> DeviceGraph | None:
+    """Return a machine with named devices; None, with a diagnostic, if it is wrong.
+
+    Devices must be connected, and one must compute.
+    """
     for figure in decl.figures:
         help = "if one device has a name, all have: `device cpu: { ... }`"
         scope.error("E315", "a machine with named devices has no other entries", figure.key.span, help=help)
@@ -429,7 +439,7 @@ def _graph_link(
 ) -> GraphLink | None:
     """Return a link; None if it is wrong, with an error unless the fault is that of a link which it joins.
 
-    wrong: the links above that have an error.
+    wrong: the links above that have an error. found: the values of the entries.
     """
     kind: GraphKind = found["kind"]
     nodes: ast.DeviceList = found["between"]

@@ -36,10 +36,10 @@ def _variables(body: Body) -> Iterator[Var]:
 
 @attrs.define
 class _Counts:
-    """Facts about arrays of indices. numbers: those of new variables.
+    """Facts about arrays of indices. numbers: the numbers of new variables.
 
-    axis: array -> the axis along which its elements are 0, 1, 2 and so on, alike along others. false: arrays of truth values of
-    which none is true. columns: array -> the columns that it joins along its last axis.
+    axis: array -> the axis along which its elements are 0, 1, 2 and so on, alike along others. false: arrays of truth values
+    of which none is true. columns: array -> the columns that it joins along its last axis.
     """
 
     numbers: Iterator[int]
@@ -62,6 +62,7 @@ class _Counts:
         body.steps[:] = changed
 
     def note_constant(self, var: Var, value: Any) -> None:
+        """Note a constant that is false everywhere, or that counts from 0 along one axis."""
         import numpy as np
 
         if var.key is not None or var.dtype not in ("bool", *INTEGER_RANGE):
@@ -131,6 +132,7 @@ class _Counts:
         return [*before, step]
 
     def _joined(self, step: AppliedPrimitive, columns: Sequence[Operand]) -> AppliedPrimitive:
+        """Return a step that joins columns of indices along their last axis."""
         import jax
 
         shape, params = columns[0].shape, {"dimension": len(columns[0].shape) - 1}
@@ -169,6 +171,7 @@ def _moved(step: AppliedPrimitive, pairs: Sequence[tuple[int, int]]) -> AppliedP
 
 
 def _counting(shape: Sequence[int], axis: int) -> Any:
+    """Return an array that counts from 0 along one axis."""
     import numpy as np
 
     return np.broadcast_to(

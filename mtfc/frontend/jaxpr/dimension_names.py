@@ -179,7 +179,10 @@ def _give(
 def _unite_named(
     name: str, part: Axis, where: str, function: Callable[..., Any], named: dict[str, Axis]
 ) -> None:
-    """Give a name to an axis, and make the axis the same as others of this name."""
+    """Give a name to an axis, and make the axis the same as others of this name. where: the place of the array in messages.
+
+    named: the axes that have names.
+    """
     if not _can_name(name):
         raise _wrong(f"`{name}` cannot name a dimension of {where}", function)
     if not unite(named.setdefault(name, part), part):

@@ -26,7 +26,7 @@ RECOMPUTING = ("remat2", "checkpoint")
 
 
 def kept_apart(eqn: Any) -> tuple[bool, ...]:
-    """Return for each operand of an equation if a barrier keeps what is computed again from it apart from the first computation.
+    """Return for each operand of an equation, True if a barrier keeps a second computation from it apart from the first.
 
     Only the backward pass of `jax.checkpoint` has such operands.
     """

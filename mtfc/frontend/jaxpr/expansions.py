@@ -113,7 +113,9 @@ def _has_keys(var: Any) -> bool:
 
 
 def _of_data(eqn: Any) -> Any:
-    """Return the jaxpr of the primitive for each element of the keys' data."""
+    """Return a jaxpr that applies the primitive of random keys to the keys' data: mapped over the numbers of a key, the last
+    axis.
+    """
     import jax
 
     struct: Any = jax.ShapeDtypeStruct
@@ -134,6 +136,7 @@ def _is_foreign(primitive: Any) -> bool:
 
 
 def _traced(eqn: Any, evaluate: Evaluate) -> Any:
+    """Return the jaxpr that computes an equation by a function of Python."""
     import jax
 
     def function(*operands: Any) -> Any:
@@ -145,6 +148,7 @@ def _traced(eqn: Any, evaluate: Evaluate) -> Any:
 
 
 def _reduced(eqn: Any, operands: Sequence[Any]) -> Any:
+    """Return the reductions of the operands by NumPy's functions."""
     import jax
 
     reduce = getattr(jax.numpy, OVER_AXES[eqn.primitive.name])
@@ -183,6 +187,7 @@ def _parts(x: Any) -> tuple[Any, Any]:
 
 
 def _by_parts(eqn: Any, operands: Sequence[Any]) -> Any:
+    """Return a linear primitive of complex numbers, applied to the real and the imaginary parts."""
     import jax
 
     parts = zip(*map(_parts, operands), strict=True)
@@ -190,6 +195,7 @@ def _by_parts(eqn: Any, operands: Sequence[Any]) -> Any:
 
 
 def _complex_dot(eqn: Any, operands: Sequence[Any]) -> Any:
+    """Return a dot of complex numbers as four dots of their parts: (a + bi)(c + di) == ac - bd + (ad + bc)i."""
     import jax
 
     (a, b), (c, d) = map(_parts, operands)

@@ -22,7 +22,8 @@ class Factor:
     """A dimension, or a part of one. `spaces` are the numbers of the arrays and iteration spaces that have it.
 
     wanted: names for it, the best first. alternate: the factor that takes its place where an array would have it twice.
-    stands_in: True if it takes the place of its alternate.
+    stands_in: True if it takes the place of its alternate. united: the factor that it was merged into. parts: the factors
+    that it is split into.
     """
 
     size: int
@@ -189,6 +190,7 @@ def alternate(factors: Sequence[Factor]) -> Axis:
 
 
 def _merge(x: Factor, y: Factor) -> None:
+    """Merge a factor into another, which takes over its spaces and its wanted names."""
     if len(x.spaces) < len(y.spaces):
         x, y = y, x
     y.united = x

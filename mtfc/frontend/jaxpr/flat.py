@@ -209,6 +209,9 @@ class _WithEmpty:
         return {}
 
     def bind(self, *given: Any) -> list[Any]:
+        """Apply the primitive to the given operands, with arrays without elements at their places; return the results with
+        elements.
+        """
         from jax import numpy as jnp
 
         rest, eqn = iter(given), self.eqn
@@ -218,13 +221,15 @@ class _WithEmpty:
 
 
 class Flattener:
-    """Inlines calls, and makes variables.
-
-    _closures: for the function, and for each loop around the present step, the arrays that it closes over and their variables.
-    _steps: those of the present body. _span: the line of the present equation.
-    """
+    """Inlines calls, and makes variables."""
 
     def __init__(self, place: Span) -> None:
+        """Start before the first equation.
+
+        place: the line of the function. _stage: the stage of new steps. _closures: for the function, and for each loop around
+        the present step, the arrays that it closes over and their variables. _steps: those of the present body. _span: the
+        line of the present equation.
+        """
         self.place = place
         self._closures: list[dict[int, tuple[Any, Var]]] = [{}]
         self._count = 0
@@ -257,12 +262,14 @@ class Flattener:
         return [value for value, _ in self._closures[0].values()]
 
     def top(self, closed: Any) -> Body:
+        """Return the body of the function, whose last arguments are the arrays that it closes over."""
         body = self._body(closed)
         return attrs.evolve(
             body, arguments=(*body.arguments, *(var for _, var in self._closures[0].values()))
         )
 
     def _body(self, closed: Any) -> Body:
+        """Return the body of a loop, which has no step for the arrays of the function around it."""
         arguments = tuple(self.var(v.aval) for v in closed.jaxpr.invars)
         around, self._span = self._span, None
         with self._other_body() as steps:
@@ -315,6 +322,11 @@ class Flattener:
         return self._inline(closed, dict(zip(closed.jaxpr.invars, arguments, strict=True)))
 
     def _equation(self, eqn: Any, env: Env) -> None:
+        """Add the steps of an equation of JAX, and put its results into `env`.
+
+        Calls are inlined, branches and `while` become loops, and a primitive with an expansion is expanded; others are one
+        step. Refuses side effects and references (E805).
+        """
         operands = tuple(self._operand(v, env) for v in eqn.invars)
         name, span = eqn.primitive.name, self._span
         inner = eqn.params.get(INLINED[name]) if name in INLINED else None
@@ -441,7 +453,10 @@ class Flattener:
         given: Sequence[Operand | Empty],
         otherwise: Sequence[Operand | Empty],
     ) -> list[Operand | Empty]:
-        """Return the results of a branch if it is taken, and others if not, by a loop of at most one iteration."""
+        """Return the results of a branch if it is taken, and others if not, by a loop of at most one iteration.
+
+        given: the operands of the branch. otherwise: the results if it is not taken.
+        """
         consts = {x: self._like(x) for x in given if isinstance(x, Var)}
         starts = _with_elements(otherwise)
         arguments = (self._like(is_taken), *map(self._like, starts))
@@ -458,7 +473,7 @@ class Flattener:
         return [*results]
 
     def _goes_on(self, loop: WhileLoop, given: Sequence[Operand | Empty]) -> Operand:
-        """Return a loop's condition: of several truth values, if one of them is true."""
+        """Return a loop's condition. Of several truth values, one must be true. given: the operands of the condition."""
         import jax
 
         (found,) = _with_elements(self._applied(loop.condition, given))
@@ -545,7 +560,7 @@ class Flattener:
     def _barrier(
         self, operands: tuple[Operand | Empty, ...], is_apart: Sequence[bool]
     ) -> tuple[Operand | Empty, ...]:
-        """Return the operands of a computation, and new variables for those that must be arrays of their own."""
+        """Return the operands of a computation, with new variables for the operands that must be arrays of their own."""
         copies: dict[Operand, Var] = {}
         for x, is_own in zip(operands, is_apart, strict=True):
             if isinstance(x, Var) and is_own:

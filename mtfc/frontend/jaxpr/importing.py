@@ -142,6 +142,7 @@ class Imported:
         return [*opaque, *self._unrolled(), *map(self._large_constant, large)]
 
     def _large_constant(self, leaf: Leaf) -> Diagnostic:
+        """Return the warning (W803) about a large array that the function closes over."""
         text = f"{leaf.dtype}[{', '.join(map(str, leaf.shape))}]"
         return Diagnostic(
             "W803",
@@ -169,6 +170,7 @@ class Imported:
         )
 
     def _warning(self, name: str, steps: Sequence[AppliedPrimitive]) -> Diagnostic:
+        """Return the warning (W801) about a primitive that every processor computes whole. steps: its uses."""
         place = definition(self.flat.function)
         spans = [*dict.fromkeys(step.span or place for step in steps)]
         more = f", and at {len(spans) - 1} further lines" if len(spans) > 2 else ""
@@ -309,11 +311,16 @@ class _Import:
     """Makes the program of a linked function."""
 
     def __init__(self, flat: Flat, linker: Linker, roles: Sequence[Role], place: Span) -> None:
+        """Start a program.
+
+        flat: the steps. linker: the axes. roles: those of the arguments. place: the line of the function.
+        """
         self.flat, self.roles, self.place = flat, roles, place
         self.build = Builder(Names())
         self.emitter = JaxprEmitter(self.build, Dims(), linker)
 
     def run(self, title: str) -> Imported:
+        """Return the imported program: arguments, equations and outputs, and functions that train if outputs replace inputs."""
         inputs = [*self._inputs()]
         arguments = [
             self._argument(leaf, var) for leaf, var in zip(inputs, self.flat.body.arguments, strict=True)
@@ -346,6 +353,7 @@ class _Import:
         )
 
     def _inputs(self) -> Iterable[Leaf]:
+        """Yield the leaf of each argument, named by its path, and then those of constants."""
         variables, paths = self.flat.body.arguments, self.flat.inputs
         for var, path, role in zip(variables, paths, self.roles, strict=False):
             # (positional or named, number or name, the path inside of the argument)
@@ -359,6 +367,7 @@ class _Import:
     def _leaf(
         self, wanted: str, path: tuple[Any, ...], var: Operand, role: Role, constant: Any = None
     ) -> Leaf:
+        """Return a leaf with a free name that is like the wanted one."""
         name = self.build.names.fresh(identifier(wanted))
         dims = tuple(self.emitter.dims.of(each) for each in var.axes)
         return Leaf(name, path, var.shape, var.dtype, dims, role, var.key, constant)
@@ -412,7 +421,7 @@ class Work:
 
 
 def work_of(body: Iterable[Equation]) -> Iterator[tuple[Equation, Work]]:
-    """Yield equations with their work, those of loops with that of all iterations."""
+    """Yield equations with their work. Equations in loops count for all iterations."""
     for eqn, times in executed(body):
         if not eqn.regions:
             flops = OPS[eqn.op].flops(eqn, UNDISTRIBUTED)
@@ -487,7 +496,7 @@ def update_results(steps: Sequence[AppliedPrimitive], outputs: Sequence[Operand]
 
 
 def _ancestors(body: Sequence[Equation], values: Iterable[Value]) -> set[Value]:
-    """Return all values that some values are computed from, and these values."""
+    """Return some values, and all values that they are computed from."""
     wanted = set(values)
     return wanted.union(*((*eqn.operands, *eqn.results) for eqn in needed_for(wanted, body)))
 
@@ -498,11 +507,11 @@ def _with_role(argument: Argument, needed: set[Value], replaced: Iterable[str]) 
 
 
 def _by_output(body: Sequence[Equation], outputs: Iterable[Output]) -> tuple[Equation, ...]:
-    """Return the equations, those of the update last and in groups.
+    """Return the equations in order; the equations of the update come last and in groups.
 
-    A group has the equations that an output needs, and after them the last equations whose operands are then there. An optimizer
-    of optax computes each of its quantities for all parameters before the next one. In that order all would be in memory at the
-    same time.
+    A group has the equations that an output needs, and after them the last equations whose operands are then there. An
+    optimizer of optax computes each of its quantities for all parameters before the next one. In that order all would be in
+    memory at the same time.
     """
     place = {eqn: i for i, eqn in enumerate(body)}
     updates = {value: eqn for eqn in body if eqn.stage == "update" for value in eqn.results}
@@ -527,7 +536,7 @@ def _by_output(body: Sequence[Equation], outputs: Iterable[Output]) -> tuple[Equ
 
 
 def _staged(body: tuple[Equation, ...], plain: Iterable[Output]) -> Iterable[Equation]:
-    """Yield the equations; those that neither outputs nor gradients need belong to the update."""
+    """Yield the equations. Equations that neither outputs nor gradients need belong to the update."""
     gradients = [value for eqn in body if eqn.stage == "backward" for value in eqn.results]
     needed = _ancestors(body, [*gradients, *(output.value for output in plain)])
     for eqn in body:

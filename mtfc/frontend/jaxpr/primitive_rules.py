@@ -57,6 +57,7 @@ class Linker:
     spaces: int = 10**9
 
     def rule(self, step: AppliedPrimitive) -> PrimitiveRule:
+        """Return the rule of a step: the first that accepts it, or the rule of calls."""
         rule = self.rules.get(step.primitive)
         if rule is None or step.is_opaque or (step.has_keys and not rule.takes_keys):
             return self.other
@@ -137,7 +138,10 @@ class Linker:
 
 @attrs.define(repr=False)
 class Rename:
-    """A use of an array under other dimensions: see `Linker.fit`."""
+    """A use of an array under other dimensions: see `Linker.fit`. step: the use.
+
+    before, after: the dimensions of the array, and those of the use.
+    """
 
     step: AppliedPrimitive
     before: tuple[Dim, ...]
@@ -216,7 +220,7 @@ class JaxprEmitter:
         return attrs.evolve(step, operands=tuple(operands), renamed={})
 
     def renamed(self, step: AppliedPrimitive, value: Value, before: Axes, after: Axes) -> Value:
-        """Return a value under other axes."""
+        """Return a value under other axes. before, after: the axes of the value, and the axes that it gets."""
         pairs: list[tuple[Dim, Dim]] = []
         for a, b in zip(before, after, strict=True):
             if [f.size for f in leaves(a)] != [f.size for f in leaves(b)]:
@@ -277,7 +281,9 @@ class JaxprEmitter:
     # Operations
 
     def elementwise(self, op: str, *values: Value, **attributes: Any) -> Value:
-        """Apply an elementwise op to values that may each lack dimensions of the others."""
+        """Apply an elementwise op to values of which none may have all dimensions; then the largest value is broadcast to all
+        of them.
+        """
         dims = tuple(dict.fromkeys(dim for value in values for dim in value.type.dims))
         if all(len(value.type.dims) < len(dims) for value in values):
             widest = max(range(len(values)), key=lambda i: values[i].type.size)
@@ -294,7 +300,7 @@ class Dims:
     """The dimensions of factors. They are made on demand, when all axes are linked and named.
 
     free: (name, size) -> dimensions that rules have made for the equations of one step. Later steps use them again, so equal
-    steps make equal equations. used: the names and sizes of those that are in use.
+    steps make equal equations. used: the names and sizes of those that are in use. known: factor -> its dimension.
     """
 
     known: dict[Factor, Dim] = attrs.field(factory=dict)
@@ -312,6 +318,7 @@ class Dims:
         return self.of(factor for axis in axes for factor in axis)
 
     def _of(self, factor: Factor) -> Dim:
+        """Return the dimension of a factor, made at its first use: by a wanted name, by the name of its alternate, or `d`."""
         if factor not in self.known:
             other = factor.alternate.root() if factor.alternate is not None else None
             wanted = min(factor.wanted, default=None)

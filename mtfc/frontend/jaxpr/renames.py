@@ -57,7 +57,7 @@ class CutPlace:
 
 @attrs.define(eq=False)
 class Space:
-    """An equation or an argument. is_dot: True if it takes labels of lower rank only."""
+    """An equation or an argument. is_dot: True if it takes labels of lower rank only. places: the dimensions of the space."""
 
     is_dot: bool = False
     places: list[CutPlace] = attrs.field(factory=list)
@@ -291,9 +291,10 @@ Uses = dict[int, Axes]
 
 @attrs.define(eq=False, slots=False)
 class StepSpace(Space):
-    """The space of a step, an argument, or an operand of a loop. uses: arrays, each with its record of axes and its number there.
+    """The space of a step, an argument, or an operand of a loop. uses: arrays, each with its record of axes and its number
+    there.
 
-    kept: factors that places must keep; None for all.
+    kept: factors that places must keep; None for all. made: the arrays that the space makes. found: factor -> its place.
     """
 
     graph: StepGraph = attrs.field(kw_only=True, repr=False)
@@ -313,11 +314,13 @@ class StepSpace(Space):
             place.is_fixed = True
 
     def _place(self, factor: Factor) -> CutPlace:
+        """Make the place of a factor."""
         place = self.found[factor] = CutPlace(factor, self, self.kept is None or factor in self.kept)
         self.places.append(place)
         return place
 
     def open(self) -> None:
+        """Join the places of the space with those of its arrays' other spaces, once."""
         if not self.is_open:
             self.is_open = True
             for var in (*self.made, *(x for x, _, _ in self.uses if isinstance(x, Var))):
@@ -339,6 +342,7 @@ class StepSpace(Space):
         return tuple(map(self._axis, before))
 
     def _axis(self, before: Axis) -> Axis:
+        """Return an axis with the labels of its factors' places."""
         own = leaves(before)
         found = tuple(self.found[f].label if f in self.found else f for f in own)
         return before if found == own else found
@@ -363,6 +367,7 @@ class StepGraph:
 
     @classmethod
     def of(cls, body: Body) -> StepGraph:
+        """Return the graph of a function's body. Arguments and outputs keep all of their factors."""
         graph = cls()
         for argument in body.arguments:
             graph._add({argument: 1}, (), None)
@@ -371,6 +376,10 @@ class StepGraph:
         return graph
 
     def _steps(self, body: Body, times: int) -> None:
+        """Add the steps of a body that runs `times` times.
+
+        Only loops have spaces yet; `space` makes one for another step on demand.
+        """
         users = self.users
         for step in body.steps:
             if step.bodies:
@@ -384,7 +393,10 @@ class StepGraph:
                 self._rename(step.operands[i], axes)
 
     def _loop(self, step: AppliedPrimitive, times: int) -> None:
-        """Each operand or stacked result of a loop has a space, together with the array that stands for it inside."""
+        """Each operand or stacked result of a loop has a space, together with the array that stands for it inside.
+
+        times: how often the loop runs.
+        """
         (body,), (consts, carries) = step.bodies, scan_counts(step.params)
         inside = times * int(step.params["length"])
         stacks = [step.axes(i)[0] for i in range(consts + carries, len(step.operands)) if step.axes(i)]
@@ -406,7 +418,11 @@ class StepGraph:
         uses: Iterable[tuple[Operand, Uses, int]],
         kept: frozenset[Factor] | None,
     ) -> None:
-        """Add a space that is no plain step. made: array -> how often it is made."""
+        """Add the space of an argument, of a loop's operand, or of outputs.
+
+        made: each array that the space makes -> how often it is made in a run. uses: the arrays that the space uses, as in
+        `StepSpace`. kept: the factors that places must keep; None for all.
+        """
         own = tuple(use for use in uses if use[0].shape)
         space = StepSpace(graph=self, made=tuple(made), uses=own, kept=kept)
         for var, times in made.items():
@@ -424,6 +440,7 @@ class StepGraph:
                 self.cut |= {*leaves(a)} ^ {*leaves(b)}
 
     def space(self, owner: StepSpace | AppliedPrimitive) -> StepSpace:
+        """Return the space of a step, made at its first use."""
         if isinstance(owner, StepSpace):
             return owner
         if owner not in self.spaces:
@@ -438,6 +455,9 @@ class StepGraph:
         return self.arrays[var]
 
     def _array(self, var: Var) -> CutArray | None:
+        """Return an array whose axes may be renamed, with its places in the spaces that make and use it; None if nothing can
+        change.
+        """
         axes = [leaves(each) for each in var.axes]
         own = tuple(f for each in axes for f in each)
         if var not in self.renamed and self.cut.isdisjoint(own):

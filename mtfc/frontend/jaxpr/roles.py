@@ -111,13 +111,19 @@ class RoleFinder:
         where: Source | Sequence[str] | None,
         is_clear: bool = False,
     ) -> None:
-        """Note a role of factors that have none."""
+        """Note a role of factors that have none. where: what gives the role its name.
+
+        is_clear: True if nothing else can have this role.
+        """
         own = leaves(factors)
         names = where.names if isinstance(where, Source) else where or ()
         if own and self.sightings.keys().isdisjoint(own):
             self.sightings.update(dict.fromkeys(own, Sighting(role, own, tuple(names), is_clear)))
 
     def _steps(self, body: Body) -> None:
+        """Follow values from the operands to the results of each forward step, and read what single primitives tell about
+        roles.
+        """
         for step in body.steps:
             if step.stage != "forward":
                 continue
@@ -132,7 +138,7 @@ class RoleFinder:
                 READERS[step.primitive](self, step)
 
     def _pass(self, x: Operand, y: Var, moves: bool = True, is_exp: bool = False) -> None:
-        """Let an array be made of what another one is made of."""
+        """Let an array be made of the arguments that another array is made of."""
         if moves and x in self.sources:
             self.sources.setdefault(y, self.sources[x])
         if x in self.ids and y.dtype[0] in "iu":
@@ -162,6 +168,7 @@ class RoleFinder:
             self.scores[step.results[0]] = sides, False
 
     def _side(self, step: AppliedPrimitive, i: int, summed: Sequence[int], batch: Sequence[int]) -> Side:
+        """Return an operand of a dot, by the positions of its summed axes and of its batches."""
         axes, source = step.axes(i), self._weight(step.operands[i])
         kept = _join(each for j, each in enumerate(axes) if j not in (*summed, *batch))
         return Side(source, kept, _join(axes[j] for j in summed), _join(axes[j] for j in batch))
@@ -198,6 +205,7 @@ class RoleFinder:
             self.see("embed", _join(axes[j] for j in numbers.window(table)), source, True)
 
     def _table(self, pointed: Axis, ids: Var, source: Source) -> None:
+        """Note the roles of a lookup's axes: indices point at the vocabulary, and have a batch and a length."""
         self.see("vocab", pointed, source, True)
         if len(ids.shape) == 2:
             self.see("length", ids.axes[1], self.sources[ids], True)

@@ -97,6 +97,7 @@ def _objects(functional: Callable[..., Any], flat: Flat) -> list[Operand]:
 
 
 def _flattened(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Flat:
+    """Return the flat steps of a traced function, with the paths and trees of its arguments and results."""
     import jax
     from jax.tree_util import tree_flatten_with_path, tree_structure
 
@@ -230,6 +231,7 @@ def returning_changed(
     changed: list[int | str] = []
 
     def watched(*args: Any, **kwargs: Any) -> Any:
+        """Call the function, and note which of its arguments it has changed in place."""
         given = _by_place(args, kwargs)
         before = [jax.tree.leaves(given[key]) for key in places]
         result = function(*args, **kwargs)
@@ -246,6 +248,7 @@ def returning_changed(
 
     @wraps(function)
     def functional(*args: Any, **kwargs: Any) -> Any:
+        """Call the function on copies; return the changed arguments and the result."""
         copies = jax.tree.map(lambda x: x, (args, kwargs))  # the caller's own objects stay as they are
         result = function(*copies[0], **copies[1])
         new = _by_place(*copies)
@@ -356,6 +359,7 @@ def without_explicit_types(closed: Any) -> Any:
 
 
 def _converted(closed: Any) -> Any:
+    """Return a jaxpr traced anew, without shardings, and with batches in the place of `shard_map`."""
     import jax
 
     def function(*arrays: Any) -> list[Any]:
@@ -379,6 +383,7 @@ def _number(literal: Any) -> Any:
 
 
 def _applied(eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:
+    """Return the results of an equation in the new trace: without shardings, and without casts of varying axes."""
     name = eqn.primitive.name
     if name in CALLS:
         return evaluated(eqn.params[CALLS[name]], operands, _applied, _number)
@@ -393,6 +398,10 @@ def _applied(eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:
 
 
 def _of_shard_map(eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:
+    """Return the results of a `shard_map`, computed as a batch over the devices of its mesh.
+
+    Refuses what JAX cannot map (E807).
+    """
     try:
         return as_batches(eqn, operands, lambda *xs: evaluated(eqn.params["jaxpr"], xs, _applied, _number))
     except CompileError:

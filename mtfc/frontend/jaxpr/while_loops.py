@@ -120,7 +120,10 @@ def _limit(eqn: Any, carries: Sequence[Any]) -> tuple[int, int] | None:
 
 
 def _step(body: Any, before: Any, after: Any) -> int | None:
-    """Return the positive number that a body adds to a carry."""
+    """Return the positive number that a body adds to a carry.
+
+    before, after: the carry at the start and at the end of the body.
+    """
     for eqn in body.eqns:
         if after in eqn.outvars and eqn.primitive.name == "add" and not hasattr(after, "val"):
             numbers = [_number(x) for x in eqn.invars if x is not before]

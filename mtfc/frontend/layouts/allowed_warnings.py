@@ -62,6 +62,7 @@ def _codes(line: str, number: int, comment: re.Match[str], file: str, scope: Sco
 
 
 def _is_known(code: ast.Name, known: Collection[str], scope: Scope) -> bool:
+    """Return True if a layout can allow a warning; otherwise report why not (E012). known: the warnings that it can allow."""
     if code.text in known:
         return True
     others = " and ".join(known)

@@ -219,6 +219,7 @@ def named_once(decls: Iterable[ast.LayoutDecl], scope: Scope) -> list[ast.Layout
 
 
 def mesh_of(decl: ast.LayoutDecl, meshes: Mapping[str, Mesh | None], scope: Scope) -> Mesh | None:
+    """Return the mesh of a layout: the named one, or the only one of the file; None, with a diagnostic, if there is none."""
     if decl.mesh is not None:
         if decl.mesh.text not in meshes:
             scope.unknown("E307", f"unknown mesh `{decl.mesh.text}`", decl.mesh, meshes)
@@ -358,6 +359,7 @@ def declare_multi_mesh(
 def _resolved(
     decl: ast.LayoutDecl, meshes: Mapping[str, Mesh | None], models: Mapping[str, Span], scope: Scope
 ) -> MultiMeshLayout | None:
+    """Return a layout on several meshes, each part resolved on its own; None, with diagnostics, if something is wrong."""
     errors = len(scope.diagnostics.errors)
     mesh = mesh_of(decl, meshes, scope)
     _check_entries(decl.parts, scope)
@@ -423,7 +425,10 @@ def _check_forms(whole: DeclaredLayout, scope: Scope) -> None:
 def _mesh(
     part: ast.PartRules, meshes: Mapping[str, Mesh | None], used: dict[str, Span], scope: Scope
 ) -> Mesh | None:
-    """Return the mesh of a part; None, and an error, if it is unknown or has another part already."""
+    """Return the mesh of a part; None, and an error, if it is unknown or has another part already.
+
+    used: mesh -> the place of the part that has it.
+    """
     name = part.mesh.text
     if name not in meshes:
         scope.unknown("E307", f"unknown mesh `{name}`", part.mesh, meshes)
@@ -451,7 +456,10 @@ def _sections(
 def _places(
     part: ast.PartRules, known: Mapping[str, Sequence[NamedSection]], named: dict[str, Span], scope: Scope
 ) -> Iterator[Span]:
-    """Yield the places of the names of a part; report names that are unknown, in a loop, or in two parts."""
+    """Yield the places of the names of a part; report names that are unknown, in a loop, or in two parts.
+
+    known: the names of each model. named: the names that parts have taken.
+    """
     if not part.paths:
         scope.error("E330", "a part names a call, a variable or a loop, and this names none", part.span)
     for path in part.paths:

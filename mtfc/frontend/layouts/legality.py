@@ -147,7 +147,7 @@ def _not_injective(
     declared: DeclaredLayout,
     reported: set[tuple[Span, ...]],
 ) -> Iterator[Diagnostic]:
-    """Yield E301. What a pipeline yields for each layer and the whole batch is split by only one of the two rules."""
+    """Yield E301. A value that a pipeline yields for each layer and the whole batch is split by only one of the two rules."""
     clashes: dict[tuple[str, Span, Span], tuple[DeclaredRule, DeclaredRule, list[Tensor]]] = {}
     dropped = [{each.pipeline.loop, each.pipeline.batch} for each in declared.pipelines]
     for names, alike in shapes.items():
@@ -186,6 +186,10 @@ def _clash(
     layout: str,
     help: str,
 ) -> Diagnostic:
+    """Return the error (E301) that two rules split two dimensions of one tensor over one axis. affected: all such tensors.
+
+    one, other: both rules.
+    """
     tensor = next((each for each in affected if each.path), affected[0])
     message = f"layout `{layout}` splits two dimensions of {tensor.shown} over mesh axis `{axis}`{suffix}"
     more = len(affected) - 1
@@ -202,7 +206,10 @@ KEEP = "keep one of the two rules, or use a mesh with another axis than `{}` for
 def _free_axis(
     one: DeclaredRule, other: DeclaredRule, section: Section, shapes: Shapes, mesh: Mesh
 ) -> str | None:
-    """Return help that gives another axis for one of the dimensions, if the mesh has one that no dimension beside it uses."""
+    """Return help that gives another axis for one of the dimensions, if the mesh has one that no dimension beside it uses.
+
+    one, other: the rules that split two dimensions over one axis.
+    """
     for rule in (other, one):
         beside = {name: dim for alike in shapes.values() for name, dim in _dims(alike[0], rule.dim)}
         used = {each for name in beside for each in _axes(section, name)}
@@ -257,8 +264,8 @@ def _unknown_paths(
     """Yield E305 for rules for values that no model has. The first ones suggest a similar name."""
     if not declared.values or not facts:
         return
-    asked = [path for path in declared.paths if _unnumbered(path) not in left_out]
-    unknown = [path for path in asked if not any(each.of_path(path) for each in facts)]
+    paths = [path for path in declared.paths if _unnumbered(path) not in left_out]
+    unknown = [path for path in paths if not any(each.of_path(path) for each in facts)]
     known = {name for each in facts for name in (*each.by_path, *each.layout_targets)} if unknown else set()
     for number, path in enumerate(unknown):
         help = did_you_mean(path, known) if number < SUGGESTIONS else None
@@ -329,7 +336,10 @@ def _text(facts: ProgramIndex, name: str, dim: str, section: Section) -> str:
 
 
 def _new(facts: ProgramIndex, dim: str, section: Section, taken: Sequence[str] = ()) -> tuple[str, str]:
-    """Return a name for a dimension of the same size that no rule splits, and its declaration if it needs one."""
+    """Return a name for a dimension of the same size that no rule splits, and its declaration if it needs one.
+
+    taken: names that are not free.
+    """
     size = facts.program.dims[dim].size
     like = [
         each.name
@@ -396,6 +406,10 @@ class _Check:
         advice: Advice,
         is_legal: Callable[[DeclaredLayout], bool],
     ) -> None:
+        """Check a layout for one model.
+
+        facts: its tensors. advice: proposes layouts for help. stages: the loops with pipelines.
+        """
         self.facts, self.declared = facts, declared
         self.advice, self.is_legal = advice, is_legal
         self.mesh = declared.mesh
@@ -411,7 +425,7 @@ class _Check:
                 yield from self.conflicts(eqn)
 
     def _rules(self, eqn: Equation, reduced: Iterable[Dim]) -> dict[str, DeclaredRule]:
-        """Return the rules of an equation: those for its first result, and those for the `reduced` dimensions."""
+        """Return the rules of an equation: the rules for its first result, and the rules for the `reduced` dimensions."""
         result = eqn.results[0]
         own = self._section(result)
         kept = {name: own[name] for name in result.type.names if name in own}

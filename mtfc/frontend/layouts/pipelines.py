@@ -45,6 +45,10 @@ def resolve_pipelines(
 def _resolved(
     rule: ast.PipelineRule, loop: Dim, split: Mapping[str, Axes], mesh: Mesh, scope: Scope
 ) -> DeclaredPipeline | None:
+    """Return a declared pipeline; None, with a diagnostic (E322), if it is wrong.
+
+    split: dimension -> the axes that split it.
+    """
     example = f"`pipeline {rule.loop.text}: {{ batch: 8 }}` cuts `batch` into 8 micro-batches"
     if loop.name not in split:
         message = f"the layout does not split `{rule.loop.text}`, so the pipeline has no stages"
@@ -95,6 +99,10 @@ def _error_of_chunks(pipeline: Pipeline, loop: Dim, stages: int) -> str | None:
 
 
 def _error_of_cut(cut: ast.Degree, batch: Dim, number: int, mesh: Mesh, axes: Axes) -> str | None:
+    """Return why a batch cannot be cut into micro-batches; None if it can.
+
+    axes: those that split the batch beside the stages.
+    """
     name = cut.dim.text
     if number < 1:
         return f"`{name}` cannot be cut into {number} micro-batches"

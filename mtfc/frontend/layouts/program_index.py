@@ -74,6 +74,7 @@ class ProgramIndex:
 
     @cached_property
     def tensors(self) -> tuple[Tensor, ...]:
+        """Return all tensors of the forward pass: arguments, results, and results of loops."""
         forward = self.program.function("forward")
         arguments = (Tensor(a.value.type, a.span, a.value.name, a.role) for a in forward.arguments)
         results = (Tensor(v.type, eqn.span, eqn.path, None) for eqn in self.equations for v in eqn.results)

@@ -36,6 +36,7 @@ class Model:
 
 
 def elaborate_model(decl: ast.ModelDecl, scope: Scope) -> Model:
+    """Return the program of a model, with what layouts and training need to know about it."""
     body = ModelBody(decl, scope)
     for each in decl.inputs:
         body.input(each)
@@ -62,6 +63,7 @@ class ModelBody(ElaboratedBody):
     """The statements of a model."""
 
     def __init__(self, decl: ast.ModelDecl, scope: Scope) -> None:
+        """Start the body of a model, without values that no output needs."""
         given = [each.name for each in decl.inputs]
         unused = scope.reports.unused(decl)
         builder = FunctionBuilder(BlockBuilder(variables(given, decl.body, unused.dead)), scope.reports.grown)
@@ -75,6 +77,7 @@ class ModelBody(ElaboratedBody):
             self.expressions.values[node.name.text] = value
 
     def return_(self, node: ast.Return) -> None:
+        """Make the returned variables the outputs of the model."""
         places: dict[str, Span] = {}
         self.returned = len(node.values)
         for value in node.values:

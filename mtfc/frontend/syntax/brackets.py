@@ -117,12 +117,17 @@ class _Matcher:
     """Finds brackets without a partner. `unclosed` maps an opening bracket to the token that shows the error."""
 
     def __init__(self, tokens: list[Token]) -> None:
+        """Start before the first token.
+
+        open: the places of open brackets. stray: the places of brackets without an opening one.
+        """
         self.tokens = tokens
         self.open: list[int] = []
         self.unclosed: dict[int, int] = {}
         self.stray: set[int] = set()
 
     def run(self) -> None:
+        """Pair brackets over all tokens. A new declaration closes all open brackets, and a new statement the parentheses."""
         closers = frozenset(CLOSERS.values())
         for index, token in enumerate(self.tokens):
             if token.kind in CLOSERS:
@@ -170,6 +175,10 @@ class _Emitter:
     """Writes the token stream without stray brackets and repeated separators, and adds missing brackets."""
 
     def __init__(self, matcher: _Matcher, file: str, diagnostics: Diagnostics) -> None:
+        """Start an empty stream.
+
+        open: the brackets that the stream has not closed.
+        """
         self.matcher = matcher
         self.file = file
         self.diagnostics = diagnostics
@@ -177,6 +186,7 @@ class _Emitter:
         self.open: list[tuple[int, int]] = []  # indices: in the stream, in the matcher
 
     def take(self, index: int, token: Token) -> None:
+        """Put a token into the stream, or drop it and report it; close brackets that were left open before it."""
         while self.open and self._is_closed_by(index, token):
             self._close(token)
         if token.kind == BAD:
@@ -241,6 +251,7 @@ class _Emitter:
         return tokens[end - 1].kind != "COMMA"
 
     def _close(self, token: Token) -> None:
+        """Report an open bracket that is not closed, and put in the missing bracket."""
         opener = self.stream.tokens[self.open[-1][0]]
         text = CLOSING_TEXT[opener.text]
         if len(self.open) <= NESTING_LIMIT:

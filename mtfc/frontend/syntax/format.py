@@ -236,6 +236,10 @@ class _BracketReader:
         self.line = 1
 
     def group(self, opener: str, separators: tuple[str, ...]) -> Bracket:
+        """Return the entries up to the end of a bracket. opener: the bracket, empty at the top.
+
+        separators: the tokens between entries.
+        """
         entries = _EntryReader(opener)
         has_newline = False
         for token in self.tokens:
@@ -262,6 +266,10 @@ class _EntryReader:
     """The entries of one bracket while they are read; `parts` and `comments` belong to the current entry."""
 
     def __init__(self, opener: str) -> None:
+        """Start a bracket.
+
+        opening: the comment behind it. done: the read entries. comments: texts, with the newlines before each.
+        """
         self.opener = opener
         self.opening = ""
         self.done: list[BracketEntry] = []
@@ -280,6 +288,10 @@ class _EntryReader:
         self.parts.append(part)
 
     def comment(self, text: str, newlines: int) -> None:
+        """Put a comment behind the entry on its line, behind the opening bracket, or on a line of its own.
+
+        newlines: those before it.
+        """
         last = self.done[-1] if self.done else None
         if self.parts:
             self.comments.append((text, newlines))

@@ -48,6 +48,10 @@ class _Parser:
     """The stacks of the parser: symbol i leads to state i + 1, begins at token `begins[i]` and has the value `values[i]`."""
 
     def __init__(self, stream: TokenStream, builder: TreeBuilder, diagnostics: Diagnostics) -> None:
+        """Start before the first token.
+
+        makers: name of a rule -> the function that makes its node.
+        """
         table = tables.load()
         self.moves = table.moves
         self.gotos = table.gotos
@@ -65,6 +69,10 @@ class _Parser:
         self.values: list[Any] = []
 
     def run(self) -> tuple[ast.Declaration, ...]:
+        """Return the declarations.
+
+        A move shifts the token to a new state, or reduces by a rule; without a move, the parser recovers.
+        """
         while True:
             token = self.tokens[self.index]
             move = self.moves[self.states[-1]].get(token.kind)
@@ -84,6 +92,7 @@ class _Parser:
         self.values.append(value)
 
     def _reduce(self, rule: GrammarRule) -> None:
+        """Replace the values of a rule by what it makes of them. Statements with a bracket that was not closed are broken."""
         size = rule.size
         begin = self.begins[-size] if size else self.index
         try:
@@ -98,6 +107,7 @@ class _Parser:
         self._push(self.gotos[self.states[-1]][rule.origin], begin, value)
 
     def _make(self, rule: GrammarRule, begin: int, values: list[Any]) -> Any:
+        """Return what a rule makes of the values of its parts: its only child, a list, a tuple, or a node."""
         children = _children(rule, values)
         if rule.make is None:
             return children[0]

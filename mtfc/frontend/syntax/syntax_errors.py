@@ -115,6 +115,7 @@ def _sign(previous: Token, token: Token, names: list[str]) -> str | None:
 
 
 def _names(kinds: frozenset[str]) -> list[str]:
+    """Return how a message names the expected kinds of tokens: by a group if they are one, without dull separators."""
     if kinds == {"FOR"}:  # `optimizer` begins two kinds of entries
         return ["`=`", "`for`"]
     if kinds >= OPERATORS:
@@ -143,6 +144,7 @@ def _one_of(names: list[str]) -> str:
 
 
 def _advice(previous: Token, token: Token, kinds: frozenset[str], instead: Collection[str]) -> str | None:
+    """Return help for an unexpected token, or None. kinds: the expected ones. instead: names that may stand before it."""
     if token.text == "\n" and "NUMBER" in kinds and previous.text not in STATEMENTS:
         return "put an expression of several lines in parentheses"
     if token.text == ":" and "LBRACE" in kinds:
@@ -178,6 +180,7 @@ def stray(token: Token, file: str) -> Diagnostic:
 
 
 def bad_character(token: Token, file: str) -> Diagnostic:
+    """Return the error for characters that no token has."""
     text = token.text
     shown = f"`{text[:40]}`" if text.isprintable() else ", ".join(f"U+{ord(c):04X}" for c in text[:5])
     help = None

@@ -93,6 +93,8 @@ class KeyedEntry(ast.Node):
 
 @frozen
 class TreeBuilder:
+    """Makes the nodes of the syntax tree: a method for each rule of the grammar whose node is not just its children."""
+
     file: str
 
     def maker(self, rule: str) -> Callable[..., Any]:
@@ -301,7 +303,8 @@ def _by_key(
 ) -> dict[str, KeyedEntry]:
     """Return the entries with keys. Raises `CompileError` if a key is unknown or given twice.
 
-    more: names of entries without keys, which the help lists too.
+    more: names of entries without keys, which the help lists too. known: the keys that may be there. where: the place in
+    messages.
     """
     keyed = [(entry.key.text, entry) for entry in entries if isinstance(entry, KeyedEntry)]
     errors = list(_repeated(keyed))

@@ -47,19 +47,24 @@ def cotangent_flow(graph: OperatorGraph) -> CotangentFlow:
     flow = CotangentFlow(graph, {graph.loss} if graph.loss is not None else set(), {}, {})
     known: dict[Signature, tuple[int, frozenset[int]]] = {}
     for step in reversed(graph.steps):
-        given = (*step.inputs, *step.arguments)
+        operands = (*step.inputs, *step.arguments)
         own = _signature(step, graph.active, flow.seeds)
         if own not in known:
             parts = OperatorParts(graph.operator_of[step], ())
-            found = flow.local(step, parts, {}).gradients
-            known[own] = (len(known), frozenset(i for i, value in enumerate(given) if value in found))
+            gradients = flow.local(step, parts, {}).gradients
+            known[own] = (len(known), frozenset(i for i, value in enumerate(operands) if value in gradients))
         flow.signatures[step], positions = known[own]
-        flow.gradients[step] = frozenset(given[i] for i in positions)
+        flow.gradients[step] = frozenset(operands[i] for i in positions)
         flow.seeds.update(flow.gradients[step] & set(step.inputs))
     return flow
 
 
 def _signature(step: OperatorStep, active: frozenset[Value], seeds: set[Value]) -> Signature:
+    """Return a key that is equal for steps that compute the same: types, equations, and which values need cotangents.
+
+    active: the values that have cotangents. seeds: the values whose cotangents are given. Values count by their order in the
+    step.
+    """
     number: dict[Value, int] = {}
     for value in (*step.inputs, *step.arguments):
         number[value] = len(number)

@@ -34,8 +34,9 @@ from mtfc.placements.operators.unroll_loops import Slices, Unrolled, unroll
 class OperatorStep:
     """Equations that each part of an operator evaluates without communication.
 
-    inputs: values of other steps. arguments: inputs and parameters of the model. outputs: values that other steps use or
-    the model returns. pending: outputs of which each part has only a term; the terms are added up before use.
+    inputs: values of other steps. arguments: inputs and parameters of the model. outputs: values that other steps use or the
+    model returns. pending: outputs of which each part has only a term; the terms are added up before use. number: its place
+    in the graph. operator: the number of its operator.
     """
 
     number: int
@@ -148,15 +149,20 @@ def sample_dims(function: Function, looped: frozenset[Dim]) -> frozenset[str]:
 
 
 class _Groups:
-    """Assign each equation to an operator and to one of its steps. Equations without an operator are copied to their users.
+    """Assign each equation to an operator and to one of its steps.
 
-    dims: dimensions in which each operator may be split. Operator numbers grow along data flow. members: the equations of each
-    operator. copied: for each equation without an operator, the equations in operators that its operands come from. complete:
-    values that follow from completed sums alone, so each part has the elements that it needs. constant: values that depend on
-    no argument of the model.
+    Equations without an operator are copied to their users.
     """
 
     def __init__(self, function: Function) -> None:
+        """Group the equations of a function, in order.
+
+        users: value -> the equations that read it. order: equation -> its number. dims: dimensions in which each operator may
+        be split. Operator numbers grow along data flow. members: the equations of each operator. copied: for each equation
+        without an operator, the equations in operators that its operands come from. complete: values that follow from
+        completed sums alone, so each part has the elements that it needs. constant: values that depend on no argument of the
+        model.
+        """
         self.body = function.body
         self.makers = {value: eqn for eqn in function.body for value in eqn.results}
         self.users = readers_of(function.body)
@@ -174,6 +180,11 @@ class _Groups:
             self._place(number, eqn)
 
     def _place(self, number: int, eqn: Equation) -> None:
+        """Put an equation into an operator: copy it into its users, reduce, join the operator of a source, or begin an
+        operator.
+
+        Views, constants and cheap equations without sources are copied, unless the function returns them.
+        """
         is_constant = all(value in self.constant for value in eqn.operands)
         self.constant.update(eqn.results if is_constant else ())
         sources = self.sources(eqn.operands)
@@ -211,7 +222,10 @@ class _Groups:
         self.dims[number] = eqn.results[0].type.dims
 
     def _reduce(self, number: int, eqn: Equation, sources: Sequence[Equation]) -> None:
-        """Place a reduction. It may join the operator of its operand, but not the operator of a view of the operand."""
+        """Place a reduction. It may join the operator of its operand, but not the operator of a view of the operand.
+
+        number: the number of the equation.
+        """
         maker = self.makers.get(eqn.operands[0])
         if maker is None or maker not in self.group:
             self._begin(number, eqn)
@@ -228,7 +242,10 @@ class _Groups:
             self._begin(number, eqn)
 
     def _join(self, number: int, eqn: Equation, sources: Sequence[Equation]) -> None:
-        """Add an equation to the last of its sources' operators, unless no dimension to split would be left."""
+        """Add an equation to the last of its sources' operators, unless no dimension to split would be left.
+
+        number: the number of the equation.
+        """
         group = max(self.group[source] for source in sources)
         is_complete = all(source.results[0] in self.complete for source in sources)
         names = tuple(dim for dim in self.dims[group] if all(dim in v.type.dims for v in eqn.results))
@@ -259,6 +276,7 @@ class _Groups:
         return users <= {*members, eqn} and not results & self.outputs
 
     def _merge(self, other: int, group: int) -> None:
+        """Put the equations of an operator into another one."""
         for each in self.members.pop(other):
             self._add(each, group, self.step[each])
         del self.dims[other]
@@ -303,15 +321,15 @@ def _closure(groups: _Groups, own: Sequence[Equation]) -> tuple[tuple[Equation, 
 
 def _names(groups: _Groups, steps: Sequence[OperatorStep]) -> dict[int, str]:
     """Name each operator by the path of its last named equation, with a number if the name is taken: `h_2[3]`."""
-    found: dict[int, str] = {}
+    names: dict[int, str] = {}
     for group in sorted(groups.dims):
         equations = [eqn for step in steps if step.operator == group for eqn in step.equations]
         own = [eqn for eqn in equations if groups.group.get(eqn) == group]
         paths = [eqn.path for eqn in own if eqn.path]
         base, *indices = (paths[-1] if paths else own[-1].results[0].name).replace("]", "").split("[")
         at = f"[{', '.join(indices)}]" if indices else ""
-        number, taken = 1, found.values()
-        while (name := base + (f"_{number}" if number > 1 else "") + at) in taken:
+        number, names_in_use = 1, names.values()
+        while (name := base + (f"_{number}" if number > 1 else "") + at) in names_in_use:
             number += 1
-        found[group] = name
-    return found
+        names[group] = name
+    return names

@@ -294,6 +294,10 @@ class _Maker:
     """Write the equations of one part. `values` maps values of the step to values here."""
 
     def __init__(self, builder: Builder, needs: StepNeeds, place: Mapping[str, int]) -> None:
+        """Start a part.
+
+        place: its index along each dimension. sources: new equation -> the old one, and where its part begins.
+        """
         self.builder, self.needs, self.place = builder, needs, place
         self.values: dict[Value, Value] = {}
         self.sources: dict[Equation, tuple[Equation, Mapping[str, int]]] = {}
@@ -306,20 +310,24 @@ class _Maker:
         self.values[value] = Value(self.builder.names.fresh(value.name), type)
 
     def make(self, eqn: Equation, region: Region, used: Sequence[Region]) -> None:
+        """Append an equation on regions: cut its operands to the regions that it uses, and compute its result's region.
+
+        used: the region of each operand that the equation reads.
+        """
         operands = []
         boxes = [self.box(each) for each in used]
-        for value, wanted in zip(eqn.operands, boxes, strict=True):
-            have = self.box(self.needs.values.get(value, {}))
-            operands.append(self.cut(self.values[value], have, wanted))
-        own = self.box(region)
-        changed = _attributes(eqn, own, boxes)
-        types = OPS[eqn.op].infer([value.type for value in operands], changed)
+        for value, needed_box in zip(eqn.operands, boxes, strict=True):
+            held_box = self.box(self.needs.values.get(value, {}))
+            operands.append(self.cut(self.values[value], held_box, needed_box))
+        result_box = self.box(region)
+        attributes = _attributes(eqn, result_box, boxes)
+        types = OPS[eqn.op].infer([value.type for value in operands], attributes)
         results = tuple(
             Value(self.builder.names.fresh(v.name), type) for v, type in zip(eqn.results, types, strict=True)
         )
-        made = attrs.evolve(eqn, operands=tuple(operands), results=results, attrs=changed)
-        self.builder.append(made)
-        self.sources[made] = (eqn, {dim: low for dim, (low, _) in own.items()})
+        part_eqn = attrs.evolve(eqn, operands=tuple(operands), results=results, attrs=attributes)
+        self.builder.append(part_eqn)
+        self.sources[part_eqn] = (eqn, {dim: low for dim, (low, _) in result_box.items()})
         self.values.update(zip(eqn.results, results, strict=True))
 
     def output(self, value: Value) -> Value:
@@ -405,6 +413,7 @@ class OperatorParts:
 
     @cached_property
     def index(self) -> dict[str, Indices]:
+        """The index of each part along each split dimension."""
         shape = [degree for _, degree in self.degrees]
         found = np.unravel_index(self.all, shape) if shape else ()
         return {name: each for (name, _), each in zip(self.degrees, found, strict=True)}

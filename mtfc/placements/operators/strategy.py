@@ -157,6 +157,7 @@ def _orders(dims: int) -> AxisOrders:
 
 
 def _configuration(degrees: Degrees, order: tuple[int, ...], devices: tuple[int, ...]) -> Configuration:
+    """Return a configuration. order: the dimensions in the order in which devices go along them."""
     if len(order) < 2:
         return Configuration(degrees, devices)
     places = part_places(tuple(degree for _, degree in degrees), order)
@@ -202,6 +203,10 @@ def legal_degrees(operator: Operator, alone: SingleSplits, devices: int) -> Iter
     single = [[1, *(degree for other, degree in alone if other == name)] for name in names]
 
     def extend(chosen: Degrees, room: int, rest: int) -> Iterator[Degrees]:
+        """Yield all degrees that begin with the chosen ones. room: the parts that may still be made.
+
+        rest: the number of the next dimension.
+        """
         if rest == len(names):
             yield chosen
             return
@@ -366,6 +371,10 @@ def layer_numbers(graph: OperatorGraph) -> list[int]:
 def _layer_by_layer(
     graph: OperatorGraph, choices: Sequence[OperatorConfigurations], node: int, devices: Sequence[int]
 ) -> Strategy:
+    """Return a strategy that splits samples over one device of each node: the first layers over the first devices, and so on.
+
+    node: the number of devices in a node.
+    """
     layers = layer_numbers(graph)
     count = max(layers) + 1
     return tuple(

@@ -111,6 +111,10 @@ class LazyValue:
     """A value that is made when it is asked for. `type` is the type of the whole."""
 
     def __init__(self, builder: Builder, type: TensorType, whole: Value | None = None) -> None:
+        """Wrap a value, or one that is yet to be made.
+
+        _slices: its slices so far, by dimension and index.
+        """
         self.builder, self.type = builder, type
         self._slices: dict[tuple[Dim, int], LazyValue] = {}
         self._whole = whole
@@ -151,6 +155,7 @@ class LazyParameter(LazyValue):
             yield from handle.slices()
 
     def _make(self) -> Value:
+        """Return the parameter; if an update has made its slices, stack these."""
         if not self._slices:
             return self.value
         dim = next(iter(self._slices))[0]
@@ -159,6 +164,7 @@ class LazyParameter(LazyValue):
         return self.builder.ordered(stacked.whole(), self.type.dims)
 
     def _slice(self, dim: Dim, index: int) -> LazyValue:
+        """Return a slice: a parameter of its own, unless the whole is used too, or slices along another dimension are."""
         if self._whole is not None or any(each != dim for each, _ in self._slices):
             return LazySlice(self, dim, index)
         value = Value(f"{self.value.name}[{index}]", sliced_type(self.type, dim))
@@ -187,6 +193,7 @@ class LazyStack(LazyValue):
         self.dim, self.items = dim, items
 
     def _make(self) -> Value:
+        """Append the concatenation of the items."""
         dims = (ONE, *self.type.dims[1:])
         parts = [self.builder("reshape", item.whole(), name="part", dims=dims) for item in self.items]
         return self.builder("concat", *parts, name="stack", sources=(ONE,) * len(parts), target=self.dim)
@@ -214,11 +221,16 @@ class LazyEquation:
     """An equation that is made when one of its results is asked for."""
 
     def __init__(self, builder: Builder, eqn: Equation, operands: Sequence[LazyValue]) -> None:
+        """Wrap an equation that is not made.
+
+        _slices: its slices so far, by dimension and index; None if it has none.
+        """
         self.builder, self.eqn, self.operands = builder, eqn, operands
         self._results: tuple[Value, ...] | None = None
         self._slices: dict[tuple[Dim, int], LazyEquation | None] = {}
 
     def results(self) -> tuple[Value, ...]:
+        """Return the results; make the equation at the first call."""
         if self._results is None:
             operands = tuple(operand.whole() for operand in self.operands)
             results = tuple(Value(self.builder.names.fresh(v.name), v.type) for v in self.eqn.results)
@@ -327,21 +339,21 @@ def _if_it_runs(
     """Return the outputs of an iteration of a loop with `while`. If it does not run, carries stay and other outputs are 0."""
     region = region_of(eqn)
     going = {argument.value.name: argument.value for argument in carried(region)}
-    runs, found = before[region.arguments[0].value], dict[str, LazyValue]()
+    runs, chosen_outputs = before[region.arguments[0].value], dict[str, LazyValue]()
     for output in region.outputs:
         type = output.value.type
         if output.updates is not None:
-            stays = before[going[output.updates]]
+            otherwise = before[going[output.updates]]
         else:
             value = False if type.dtype == "bool" else 0
             attributes: dict[str, Attr] = {"dims": type.dims, "value": value, "dtype": type.dtype}
             zeros = Equation("full", (), (Value("zeros", type),), attributes, span=eqn.span, stage=eqn.stage)
-            stays = LazyResult(LazyEquation(builder, zeros, ()), 0)
-        operands = (runs, after[output.name], stays)
+            otherwise = LazyResult(LazyEquation(builder, zeros, ()), 0)
+        operands = (runs, after[output.name], otherwise)
         names, result = tuple(Value("x", each.type) for each in operands), Value(output.value.name, type)
         chosen = Equation("where", names, (result,), span=eqn.span, stage=eqn.stage)
-        found[output.name] = LazyResult(LazyEquation(builder, chosen, operands), 0)
-    return found
+        chosen_outputs[output.name] = LazyResult(LazyEquation(builder, chosen, operands), 0)
+    return chosen_outputs
 
 
 def _indexed(path: str | None, at: tuple[int, ...]) -> str | None:

@@ -53,14 +53,14 @@ def strategy_for(graph: OperatorGraph, known: dict[str, Configuration]) -> Strat
 def _possible(operator: Operator, wanted: Configuration) -> Configuration:
     """Return a configuration without the dimensions in which an operator cannot be split evenly."""
     sizes = {dim.name: dim.size for dim in operator.dims}
-    kept = tuple((name, n) for name, n in wanted.degrees if name in sizes and not sizes[name] % n)
-    while kept and not _is_splittable(operator, kept):
-        kept = kept[:-1]
-    if kept == wanted.degrees:
+    possible = tuple((name, n) for name, n in wanted.degrees if name in sizes and not sizes[name] % n)
+    while possible and not _is_splittable(operator, possible):
+        possible = possible[:-1]
+    if possible == wanted.degrees:
         return wanted
     devices = np.reshape(wanted.devices, [n for _, n in wanted.degrees])
-    there = devices[tuple(slice(None) if each in kept else 0 for each in wanted.degrees)]
-    return Configuration(kept, tuple(there.ravel().tolist()))
+    kept_devices = devices[tuple(slice(None) if each in possible else 0 for each in wanted.degrees)]
+    return Configuration(possible, tuple(kept_devices.ravel().tolist()))
 
 
 def _is_splittable(operator: Operator, degrees: tuple[tuple[str, int], ...]) -> bool:

@@ -167,6 +167,7 @@ class StrategyEvaluator:
     """
 
     def __init__(self, tasks: StrategyTasks) -> None:
+        """Start without a simulated strategy, and compile the loops."""
         self.tasks = tasks
         self.count = 0
         self._known: EvaluatedStrategy | None = None
@@ -250,6 +251,7 @@ class StrategyEvaluator:
         return found[0] if len(found) == 1 else np.unique(np.concatenate(found))
 
     def _compile(self) -> None:
+        """Simulate no strategy, so that the loops are compiled."""
         none, placed = np.zeros(0, np.int64), self.tasks.placed(())
         found = simulate_blocks(self.tasks, placed, inf, none)[0]
         nothing = EvaluatedStrategy((), placed, 0.0, 0, np.zeros(self.tasks.links.count), self.tasks, found)

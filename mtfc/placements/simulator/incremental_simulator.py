@@ -163,6 +163,7 @@ def load_state(arrays: StateArrays, graph: TaskBlocks, times: TaskTimes) -> None
 
 @jit_no_refcount
 def _load(s: DeltaState, numbers: Array, graph: TaskBlocks, times: TaskTimes) -> None:
+    """Fill the state of the simulator with a simulated graph. numbers: the blocks of the graph. times: its simulated times."""
     s.counts[:] = 0
     _add_blocks(s, numbers, graph)
     s.last[:] = s.earliest[:] = NONE
@@ -229,6 +230,7 @@ def _link(s: DeltaState, e: int) -> None:
 
 @jit_inline
 def _unlink(s: DeltaState, e: int) -> None:
+    """Take an edge out of the lists of both of its tasks."""
     for side in range(2):
         next, previous = s.edges[e, NEXT + side], s.edges[e, PREVIOUS + side]
         if previous == NONE:
@@ -283,6 +285,7 @@ def _remove_block(s: DeltaState, i: int, number: int) -> None:
 
 @jit_inline
 def _mark(s: DeltaState, task: int, mark: int) -> None:
+    """Mark a task, and note the first marked place in the order of tasks."""
     s.mark[task], s.marked[s.counts[MARKED]] = mark, task
     s.counts[MARKED] += 1
     if s.place[task] != NONE:
@@ -463,6 +466,7 @@ def _find_ready(s: DeltaState, now: float) -> None:
 
 @jit_inline
 def _check_successors(s: DeltaState, task: int) -> None:
+    """Check whether the successors of a task are ready now."""
     e = s.first_edge[0, task]
     while e != NONE:
         if not s.edges[e, GONE]:

@@ -132,6 +132,7 @@ def target_json(hardware: Hardware) -> dict[str, Any]:
 
 
 def _layout(each: ReportedLayout, cost: PlacedCost, hardware: Hardware, texts: Texts) -> dict[str, Any]:
+    """Return the data of a layout for the page."""
     mesh, own = cost.mesh, cost.file
     topology = Topology.of(mesh, hardware) if each.step else None
     return {

@@ -40,6 +40,7 @@ def run_json(name: str, lines: Sequence[Mapping[str, Any]], checkpoints: Sequenc
 
 
 def _scalars(line: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return the numbers in a line of a run's log; entries of lists are `name/0`, `name/1`, and so on."""
     found: dict[str, float | None] = {}
     for name, value in line.items():
         if name == "step":

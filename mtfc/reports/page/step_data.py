@@ -81,6 +81,7 @@ def _graph(graph: DeviceGraph) -> dict[str, Any]:
 
 
 def _layout(each: ReportedMeshes, texts: Texts) -> dict[str, Any]:
+    """Return the data of a layout on several meshes for the page."""
     compared, simulated = each.compared, each.simulated
     lanes, links = simulated.lanes(), {each.link for each in simulated.step.travels}
     return {
@@ -127,6 +128,7 @@ def _arrays(each: ReportedMeshes, part: int, texts: Texts) -> Iterator[list[Any]
 
 
 def _placement(each: ReportedPlacement, texts: Texts) -> dict[str, Any]:
+    """Return the data of a placement for the page, with the longest tasks of the step."""
     events, own = each.simulated.events(), each.simulated.file
     longest = sorted(events, key=lambda event: event.start - event.end)[:MOST_EVENTS]
     used = {event.device for event in longest}

@@ -65,7 +65,7 @@ def halos_of(program: CommonProgram, function: Function, shards: int, trips: int
 
 @attrs.frozen(eq=False)
 class _HaloFinder:
-    """Finds the halos of one function. keys: numbers of partitioned equations, the same for equal ones."""
+    """Finds the halos of one function. keys: a number for each kind of partitioned equation."""
 
     function: Function
     names: DimensionNames
@@ -82,6 +82,11 @@ class _HaloFinder:
         return cls(function, program.names, shards, makers, uses, program.new_blocks())
 
     def halos(self, eqn: Equation, bridge: Bridge, trips: int) -> Iterator[tuple[int, Halo]]:
+        """Yield the halos that a partitioned equation exchanges, each with the number of its kind of equation in `keys`.
+
+        The equation is partitioned together with the equations before it of the same op, if possible. A shift sends whole hops;
+        kernels that are made for the partition move only their bytes.
+        """
         met = self._met(eqn, bridge)
         last = self._last(eqn)
         body = (self._partitioned(last, eqn, bridge) or self._partitioned(eqn, eqn, bridge)) if met else []
@@ -131,6 +136,7 @@ class _HaloFinder:
         return list(needed_for(results or (), build.body))
 
     def _keyed(self, body: list[Equation]) -> Iterator[tuple[Equation, int]]:
+        """Yield equations with numbers that are equal for equations which compute the same, also in other partitions."""
         numbers: dict[Value, object] = {}
         for eqn in body:
             operands = tuple(numbers.get(value, value) for value in eqn.operands)
@@ -145,7 +151,7 @@ class _HaloFinder:
         return after_it and after_it | self._before(eqn.operands[0], bridge.source)
 
     def _after(self, value: Value, name: str, found: Dims) -> Dims:
-        """Return the names of a value's dimension, up to the equations that reduce."""
+        """Return the names of a value's dimension, up to the equations that reduce. found: the names so far."""
         found |= {name}
         for user in self.uses.get(value, ()):
             if user.regions or rule_of(user).reduced:

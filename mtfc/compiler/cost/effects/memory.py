@@ -224,7 +224,10 @@ def _always_stored(function: Function, scale: Scale) -> Iterator[tuple[Span | No
 
 
 def _kept(function: Function, scale: Scale, inside: Inside) -> Iterator[tuple[Span | None, Amount]]:
-    """Yield (line, bytes) of each value that the forward pass keeps for the backward pass."""
+    """Yield (line, bytes) of each value that the forward pass keeps for the backward pass.
+
+    inside: finds the values that never leave a kernel.
+    """
     needed = {value for eqn in function.body if eqn.stage == "backward" for value in eqn.operands}
     for value, read in reversed(unstored(function, inside).items()):
         if value in needed:
@@ -459,6 +462,7 @@ def _equal(
     numbers: dict[object, int] = {}
 
     def is_new(value: Value, key: object) -> bool:
+        """Number a value by its key, and return True if no earlier value has the key."""
         count = len(numbers)
         known[value] = numbers.setdefault(key, count)
         return len(numbers) == count
@@ -474,7 +478,7 @@ def _equal(
 def _keys(
     eqn: Equation, replaced: Mapping[Equation, Dims | None], known: Mapping[Value, object]
 ) -> Iterator[tuple[Value, object]]:
-    """Yield each result with a key; results of equal keys may be equal."""
+    """Yield each result with a key; results of equal keys may be equal. known: the keys of earlier values."""
     if eqn.regions:
         for result, output in outputs_of(eqn):
             yield result, result if output.updates else (eqn, known.get(output.value, output.value))
@@ -503,7 +507,7 @@ def _can_be_recomputed(eqn: Equation) -> bool:
 
 
 def merging_in(function: Function) -> set[Value]:
-    """Return the values, also those in loops, of two scalings in a row, of which one is an einsum.
+    """Return the results of two scalings in a row, also in loops, if one of the scalings is an einsum.
 
     An einsum by a scalar becomes a `mul` where its operand has the order of its dimensions. Then the two scalings become one.
     """
@@ -549,16 +553,20 @@ class _LiveValues:
         yield {}
 
     def _lives(self, function: Function) -> Iterator[_Lifetime]:
-        uses, nothing = _LastUses.of(function, self.replaced), frozenset[str]()
-        made = {value: (i, eqn) for i, eqn in enumerate(function.body) for value in eqn.results}
+        """Yield the lifetimes of slices of a loop's stacks, and of the values that the function computes.
+
+        Views, results that replace an argument, scalars and values that can be recomputed have no lifetime.
+        """
+        uses, none = _LastUses.of(function, self.replaced), frozenset[str]()
+        births = {value: (i, eqn) for i, eqn in enumerate(function.body) for value in eqn.results}
         replacing = (output.value for output in function.outputs if output.updates)
         without = self.without.union(replacing, uses.views)
         for value in (a.value for a in function.arguments if a.role == "sliced"):
             if value not in without:
-                yield from self._life(value, 0, nothing, uses)
-        for value, (birth, eqn) in made.items():
+                yield from self._life(value, 0, none, uses)
+        for value, (birth, eqn) in births.items():
             if value not in without and value.type.dims and not _can_be_recomputed(eqn):
-                yield from self._life(value, birth, self.replaced.get(eqn, nothing) or nothing, uses)
+                yield from self._life(value, birth, self.replaced.get(eqn, none) or none, uses)
 
     def _life(self, value: Value, birth: int, mixed: Dims, uses: _LastUses) -> Iterator[_Lifetime]:
         """Yield the time until the last sure use, then the time that a part is used, then the uses where dimensions are whole."""
@@ -575,7 +583,7 @@ class _LiveValues:
 class _LastUse:
     """A use of a value: the number of the equation, the share that is used, the views it is read as.
 
-    mixed: dimensions that must be whole for the use to be sure.
+    mixed: dimensions that must be whole for the use to be sure. last: the number of the equation.
     """
 
     last: int
@@ -600,6 +608,10 @@ class _LastUses:
 
     @classmethod
     def of(cls, function: Function, replaced: Mapping[Equation, Dims | None]) -> _LastUses:
+        """Collect the uses of values in a function.
+
+        replaced: equations of which a layout may compute parts, as in `_LiveValues`.
+        """
         uses: dict[Value, list[tuple[int, Equation]]] = {}
         for i, eqn in enumerate(function.body):
             for value in dict.fromkeys(eqn.operands):
@@ -616,16 +628,20 @@ class _LastUses:
         return sorted(found, key=lambda use: (len(use.mixed), len(use.views), use.last))
 
     def _of(self, value: Value) -> Iterator[_LastUse]:
+        """Yield the uses of a value; a use of a view of the value counts with the share that the view shows.
+
+        An equation that may write its result into the value's buffer uses the value only until the equation before it.
+        """
         if value in self.outputs:
             yield _LastUse(self.length)
         for i, eqn in self.uses.get(value, ()):
             is_view = len(eqn.results) == 1 and eqn.results[0] in self.views
-            taken = not is_view and _may_take_over(eqn, value)
-            later = list(self._of(eqn.result)) if is_view else [_LastUse(i - taken)]
+            reuses_buffer = not is_view and _may_take_over(eqn, value)
+            last_uses = list(self._of(eqn.result)) if is_view else [_LastUse(i - reuses_buffer)]
             bridge, mixed = bridge_of(eqn), self.replaced.get(eqn, frozenset())
             if mixed is None or self._may_be_made_before(i, eqn, value):
                 continue
-            for use in later:
+            for use in last_uses:
                 if bridge is not None and is_view:
                     views, share = (*use.views, eqn.result), use.share * bridge.share
                     yield attrs.evolve(use, views=views, share=share)

@@ -206,12 +206,16 @@ class _PathFinder:
         return attrs.evolve(path, names=names, gates=(*path.gates, gate))
 
     def _carried(self, value: Value, path: DataPath) -> DataPath:
+        """Return a path with the gate of a loop's carry, whose dimensions keep their names."""
         carriers = tuple(
             (dim.size, frozenset((dim.name,)), frozenset[tuple[str, str]]()) for dim in value.type.dims
         )
         return attrs.evolve(path, gates=(*path.gates, Gate(path.bytes, path.dims, carriers)))
 
     def _gate(self, eqn: Equation, operand: Value, path: DataPath) -> Gate:
+        """Return the gate that a path passes where an equation reads an operand: the dimensions of the results may carry the
+        split.
+        """
         index = [(dim.size, *after(eqn, dim.name)) for dim in operand.type.dims]
         carriers = tuple((size, self._later_names(eqn, name), alike) for size, name, alike in index if name)
         bridge = bridge_of(eqn)
@@ -224,6 +228,10 @@ class _PathFinder:
         return self.later[eqn, name]
 
     def _find_later_names(self, eqn: Equation, name: str) -> Dims:
+        """Walk from an equation along the uses of its results, and collect the names that the dimension has on the way.
+
+        A value that the function returns adds the names of parameters and of the optimizer's states.
+        """
         found: set[str] = set()
         met = {(eqn, name)}
         for each, here in (waiting := [(eqn, name)]):
@@ -340,6 +348,7 @@ def _keeps_names(eqn: Equation, value: Value) -> bool:
 def _uses_in_loop(
     eqn: Equation, value: Value, uses: Mapping[Value, list[Equation]], needing: set[Equation], trips: int
 ) -> list[_ParameterUse]:
+    """Return the first use of the slices of a parameter in a loop; none if the loop takes the parameter whole."""
     inside = next(argument for operand, argument in pairs(eqn) if operand is value)
     if inside.role != "sliced":
         return []

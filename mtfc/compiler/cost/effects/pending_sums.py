@@ -87,31 +87,34 @@ def preceding(function: Function, routes: Sequence[SumRoute]) -> tuple[tuple[int
         starts[route.stops[0].value] |= 1 << i
         for eqn in route.needing:
             ends[eqn] |= 1 << i
-    known: dict[Value, int] = defaultdict(int)
+    sums_before: dict[Value, int] = defaultdict(int)
 
     def visit(body: Sequence[Equation], arisen: int) -> int:
         """Visit equations in order. A sum that a loop carries arises after its reader, in the iteration before."""
         for eqn in body:
-            found = ends.get(eqn, 0) & arisen
+            complete = ends.get(eqn, 0) & arisen
             for value in eqn.operands:
-                found |= known[value]
+                complete |= sums_before[value]
             if eqn.regions:
-                known.update((argument.value, known[value]) for value, argument in pairs(eqn))
+                sums_before.update((argument.value, sums_before[value]) for value, argument in pairs(eqn))
                 arisen = visit(region_of(eqn).body, arisen)
                 for output in region_of(eqn).outputs:
-                    found |= known[output.value]
+                    complete |= sums_before[output.value]
             for value in eqn.results:
-                known[value] = found
+                sums_before[value] = complete
                 arisen |= starts.get(value, 0)
         return arisen
 
     visit(function.body, 0)
-    before = [known[route.stops[0].value] for route in routes]
-    return tuple(_last(each, before) for each in before)
+    before_route = [sums_before[route.stops[0].value] for route in routes]
+    return tuple(_last(each, before_route) for each in before_route)
 
 
 def _last(some: int, before: Sequence[int]) -> tuple[int, ...]:
-    """Return the numbers in a set, without those that come before others of the set."""
+    """Return the numbers of the routes in a set whose sums are not complete before another sum of the set arises.
+
+    some: the set, as bits. before: for each route, the routes whose sums are complete before.
+    """
     numbers = [i for i in range(some.bit_length()) if some >> i & 1]
     earlier = 0
     for i in numbers:
@@ -139,7 +142,7 @@ def without_useless_stops(routes: Sequence[SumRoute], longer: Container[Value]) 
 
 
 def _thinned(route: SumRoute, needless: Container[Value]) -> SumRoute:
-    """Drop useless stops, but for those that cross dimensions for the first time."""
+    """Drop the useless stops of a route, except stops where the sum crosses dimensions for the first time."""
     kept: list[SumStop] = []
     for stop in route.stops:
         counts = stop.value not in needless
@@ -150,7 +153,10 @@ def _thinned(route: SumRoute, needless: Container[Value]) -> SumRoute:
 
 @attrs.frozen
 class _LinearUse:
-    """A linear use of a value: its result, its equation, and dimensions as in `SumStop`."""
+    """A linear use of a value: its result, its equation, and dimensions as in `SumStop`. to: the result.
+
+    by: the equation; None for the end of a loop's region.
+    """
 
     to: Value
     by: Equation | None = None
@@ -182,12 +188,14 @@ class _SumGraph:
     sources: list[tuple[Equation, Dims, bool]] = attrs.field(factory=list)
 
     def function(self, function: Function) -> None:
+        """Add a function, whose outputs need complete sums."""
         self._body(function, 1)
         for output in function.outputs:
             stored = self.names.stored.get(output.updates or "", frozenset())
             self._needs(output.value, stored - self._made(output.value) | self._unmade(output.value))
 
     def _body(self, function: Function, trips: int) -> None:
+        """Add the equations of a function or of a loop that runs `trips` times."""
         values = [a.value for a in function.arguments] + [v for eqn in function.body for v in eqn.results]
         self.arrays.update({value: WholeArray.of(value, self.names, trips) for value in values})
         for eqn in function.body:
@@ -197,6 +205,7 @@ class _SumGraph:
                 self._equation(eqn)
 
     def _equation(self, eqn: Equation) -> None:
+        """Add an equation: its linear uses, its uses that need complete sums, and the sum that it leaves."""
         rule = rule_of(eqn)
         others = (self.names.names[each] - self.names.own[each] for each in eqn.results)
         further = frozenset[str]().union(*(() if rule.reduced else others))
@@ -258,6 +267,7 @@ class _SumGraph:
                     )
 
     def _uses_along(self, value: Value, following: Mapping[Value, _LinearUse | None]) -> Iterator[_LinearUse]:
+        """Yield the linear uses from a value to the end of its route."""
         while (use := following[value]) is not None:
             yield use
             value = use.to
@@ -274,6 +284,7 @@ class _SumGraph:
         return others[0] if use.by is None and others else None
 
     def _route(self, eqn: Equation, reduced: Dims, uses: Sequence[_LinearUse]) -> SumRoute:
+        """Return the route of the sum that an equation leaves, through some linear uses. reduced: the summed dimensions."""
         reached = (_LinearUse(eqn.results[0]), *uses)
         stops = [self._stop(use, after) for use, after in zip(reached, (*uses, None), strict=True)]
         moved = self.needed.get(stops[-1].value, frozenset())
@@ -281,7 +292,10 @@ class _SumGraph:
         return SumRoute(reduced, tuple(stops), moved, starts, tuple(self._needing(eqn, reduced)))
 
     def _needing(self, eqn: Equation, reduced: Dims) -> Iterator[Equation]:
-        """Yield the equations that need a sum complete, wherever it goes."""
+        """Yield the equations that need a sum complete, whichever uses the sum passes through.
+
+        reduced: the summed dimensions. A sum does not pass an equation that crosses them all.
+        """
         found, waiting = {eqn.results[0]}, [eqn.results[0]]
         for value in waiting:
             yield from self.needing.get(value, ())
@@ -293,11 +307,13 @@ class _SumGraph:
                     waiting.append(use.to)
 
     def _stop(self, use: _LinearUse, after: _LinearUse | None) -> SumStop:
+        """Return the stop at the result of a linear use. after: the next use on the route; None at its end."""
         own, made = self.names.own[use.to], self._made(use.to)
         readers = tuple(self.needing[use.to]) if after is None else (after.by,) if after.by else ()
         return SumStop(use.to, self.arrays[use.to], own, made, use.crossed, use.moved, readers)
 
     def _made(self, value: Value) -> Dims:
+        """Return the dimensions along which a layout may split the computation of a value."""
         return self.names.own[value] - self.whole.get(value, frozenset())
 
     def _unmade(self, value: Value) -> Dims:

@@ -93,6 +93,10 @@ def work_in(function: Function, fusion: FusionModel) -> list[KernelWork]:
 
 
 def _work(eqn: Equation, fusion: FusionModel) -> KernelWork:
+    """Return the FLOPs, the bytes and the seconds of the kernel of an equation.
+
+    Collectives and views have no kernel seconds.
+    """
     if has_trait(eqn, "sends"):
         return KernelWork(0, 0, 0.0)
     flops = OPS[eqn.op].flops(eqn, Numbers(fusion.mesh))
@@ -204,6 +208,9 @@ class _KernelParts:
     copied: tuple[Term, ...] = ()
 
     def seconds(self, device: Device, trips: int) -> Term:
+        """Return the time of a kernel that runs `trips` times: the longer of its arithmetic and its traffic, and what comes
+        on top.
+        """
         computing = Total((self.arithmetic, Least(self.loads))) if self.loads else self.arithmetic
         moving = Total(self.moved, 1 / device.bandwidth.peak)
         return Total((Most((computing, moving)), ShardedAmount(self.overhead), *self.copied), trips)
@@ -231,13 +238,17 @@ def kernel_bounds(
         passing = {None, *(argument.value.name for argument in function.arguments if argument.value in free)}
         outputs = tuple(each for each in outputs if each.updates not in passing)
     fusion = fusion_of(attrs.evolve(function, body=body, outputs=outputs), SINGLE, device, whole=function)
-    known = {*fusion.makers, *(argument.value for argument in function.arguments)}
-    reads = _Reads(fusion, program.names, known, frozenset(stored), frozenset(free or ()))
+    read_values = {*fusion.makers, *(argument.value for argument in function.arguments)}
+    reads = _Reads(fusion, program.names, read_values, frozenset(stored), frozenset(free or ()))
 
     def bound(eqn: Equation, parts: _KernelParts, *completing: tuple[Value, _KernelParts]) -> KernelBound:
+        """Return the bound of a kernel.
+
+        completing: the sums that it may complete, each with the parts of the longer kernel.
+        """
         arithmetic = attrs.evolve(parts.arithmetic, amount=parts.arithmetic.amount * trips)
-        others = tuple((value, each.seconds(device, trips)) for value, each in completing)
-        return KernelBound(eqn, arithmetic, parts.seconds(device, trips), others)
+        completions = tuple((value, each.seconds(device, trips)) for value, each in completing)
+        return KernelBound(eqn, arithmetic, parts.seconds(device, trips), completions)
 
     stays = {*stored, *(a.value for a in function.arguments if a.role in ("parameter", "input"))}
     for eqn in body:
@@ -256,8 +267,8 @@ def kernel_bounds(
     for eqn in function.body:
         is_replaced = not eqn.regions and is_binary(eqn) and not is_common(eqn)
         if is_replaced and OPS[eqn.op].flops is not no_flops:
-            found = (reads.operand(eqn, value) for value in dict.fromkeys(eqn.operands))
-            moved = tuple(each for each in found if each is not None)
+            operand_terms = (reads.operand(eqn, value) for value in dict.fromkeys(eqn.operands))
+            moved = tuple(each for each in operand_terms if each is not None)
             yield bound(eqn, attrs.evolve(_left_of(eqn, reads), moved=moved))
 
 
@@ -273,6 +284,11 @@ def _cleared(eqn: Equation, reads: _Reads) -> Iterator[Term]:
 
 
 def _parts_of(eqn: Equation, operands: Mapping[Value, Term | None], reads: _Reads) -> _KernelParts:
+    """Return the parts of the least kernel time of an equation: arithmetic, loads of the MXU, moved bytes, overhead, and
+    copies.
+
+    operands: the term for reading each operand, None if reading it costs nothing.
+    """
     fusion, device = reads.fusion, reads.fusion.device
     stored = [value for value in eqn.results if value in fusion.stored and value not in fusion.ends]
     is_kernel = bool(stored) or not fusion.near.isdisjoint(eqn.results)
@@ -498,15 +514,20 @@ Placed = Sequence[Equation]
 
 
 class EquationTimes:
-    """The seconds of the equations of one function, also those in loops."""
+    """The seconds of the equations of one function, also of equations in loops."""
 
     def __init__(self, function: Function, mesh: Mesh, device: Device) -> None:
+        """Find the kernels of a function.
+
+        fusions: value -> the kernels of its body. flops: FLOPs by placement, for equal equations.
+        """
         self.mesh, self.device = mesh, device
         self.fusions: dict[Value, FusionModel] = {}
         self.flops: dict[int, tuple[Placed, list[float]]] = {}
         self._add(function)
 
     def _add(self, function: Function) -> None:
+        """Find the kernels of a function and of the loops in it."""
         fusion = fusion_of_program(function, self.mesh, self.device, is_placed=False)
         self.fusions |= dict.fromkeys(fusion.makers, fusion)
         for eqn in function.body:

@@ -142,7 +142,7 @@ class CollectiveTables:
         return found
 
     def completed(self, sizes: Sequence[int], size_alone: int = 0) -> Seconds:
-        """Return a lower bound on completing sums of these bytes in all: [code, size].
+        """Return a lower bound on the time to complete sums that have `sizes` bytes in all: [code, size].
 
         Small sums may travel with others; a sum of which a part is scattered, only if it has less than `size_alone` bytes.
         """
@@ -211,7 +211,10 @@ class CollectiveTables:
     def _step(
         self, step: int, table: Seconds, alone: Seconds | None, own: Masks, cut: Masks, halved: Masks
     ) -> Seconds:
-        """Return the time of an all-reduce, or of a reduce-scatter and an all-gather over the axes that split no use."""
+        """Return the time of an all-reduce, or of a reduce-scatter and an all-gather over the axes that split no use.
+
+        step: the axes of the step. alone: the table for steps that travel alone. own, cut, halved: masks as in `completing`.
+        """
         seconds, scattering = table[step, own, cut], table if alone is None else alone
         again = np.uint8(step) & ~halved
         half = (scattering[step, own, cut] + scattering[again, own, cut | (halved & np.uint8(step))]) / 2
@@ -220,6 +223,10 @@ class CollectiveTables:
 
 
 def _longest(lanes: Sequence[tuple[float, float]], bytes: Seconds, size_alone: int) -> Seconds:
+    """Return the time of the slowest lane. lanes: the latency and the seconds per byte of each.
+
+    Smaller arrays travel with others.
+    """
     alone = bytes >= size_alone
     times = [fixed * alone + bytes * each for fixed, each in lanes]
     longest: Seconds = np.max([np.zeros_like(bytes), *times], axis=0)

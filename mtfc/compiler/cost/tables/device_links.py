@@ -86,6 +86,7 @@ def device_links(machine: Machine, count: int) -> DeviceLinks:
 
 
 def _of_graph(graph: DeviceGraph, count: int) -> DeviceLinks:
+    """Return the links between the first `count` devices of a graph, along the routes between them."""
     routes = find_routes(graph)
     own = slice(0, count), slice(0, count)
     port = np.where(routes.port < 0, -1, routes.port + count)[own]
@@ -93,6 +94,10 @@ def _of_graph(graph: DeviceGraph, count: int) -> DeviceLinks:
 
 
 def _of_nested(hardware: Hardware, count: int) -> DeviceLinks:
+    """Return the links between the first `count` devices of a machine whose links are nested, such as nodes of devices.
+
+    Each pair of devices uses one port: that of the sender, or of the group of senders that shares a link.
+    """
     port = np.full((count, count, 1), -1, np.int64)
     latency, bandwidth = np.zeros((count, count)), np.full((count, count), np.inf)
     ports: dict[GraphPort, int] = {}
@@ -195,7 +200,10 @@ def _shortest(edges: Iterable[Edge], nodes: int) -> tuple[Any, Any]:
 
 
 def _followed(edges: Sequence[Edge], nexts: Any, count: int) -> tuple[Any, Any]:
-    """Return the ports of all routes between devices, and their bandwidths. A port that a route passes twice counts once."""
+    """Return the ports of all routes between devices, and their bandwidths. A port that a route passes twice counts once.
+
+    nexts: [source, target] -> the first edge of the route. count: the number of devices.
+    """
     target, ports = (np.array([getattr(edge, field) for edge in edges]) for field in ("target", "port"))
     rates = np.array([edge.bandwidth for edge in edges])
     at, to = np.meshgrid(np.arange(count), np.arange(count), indexing="ij")
@@ -214,7 +222,7 @@ def _followed(edges: Sequence[Edge], nexts: Any, count: int) -> tuple[Any, Any]:
 
 
 def _packed(ports: Sequence[Any], rates: Sequence[Any], count: int) -> tuple[Any, Any]:
-    """Return arrays [source, target, hop] in which -1 stands after all ports."""
+    """Return arrays [source, target, hop] in which -1 stands after all ports. count: the number of devices."""
     if not ports:
         return np.full((count, count, 1), -1, np.int64), np.full((count, count, 1), inf)
     port, rate = np.stack(ports, axis=2), np.stack(rates, axis=2)

@@ -70,12 +70,14 @@ class TensorPlacements:
 
 
 class Conversions:
-    """The placements of tensors on one mesh. Tensors that differ only in the names of dimensions share the result.
-
-    until: the time of `time.monotonic` after which `TimeoutError` is raised.
-    """
+    """The placements of tensors on one mesh. Tensors that differ only in the names of dimensions share the result."""
 
     def __init__(self, mesh: Mesh, price: StepPrice, until: float = inf) -> None:
+        """Start with no placements found.
+
+        _found, _alike: by dtype, dims and reduction, with dims as such and as sizes. until: the time of `time.monotonic`
+        after which `TimeoutError` is raised.
+        """
         self.mesh, self.price, self.until = mesh, price, until
         self._found: dict[tuple[str, tuple[Dim, ...], str], TensorPlacements] = {}
         self._alike: dict[tuple[str, tuple[int, ...], str], TensorPlacements] = {}
@@ -97,6 +99,7 @@ class Conversions:
         return self._found[key]
 
     def _placements(self, type: TensorType, reduction: str) -> TensorPlacements:
+        """Return all placements of a type, with the cost of a reshard from each to each."""
         types = tuple(in_time(placements(type, self.mesh, reduction), self.until))
         numbers = {each: i for i, each in enumerate(types)}
         steps = [step for each in in_time(types, self.until) for step in steps_from(each, self.mesh)]
@@ -111,6 +114,7 @@ class _StepGraph:
 
     length: the measure by which the compiler compares chains. added: the number in `runs` of the axes that a step adds to a
     dimension; the last number where it adds none. completed: the axes over which a step completes a reduction, as bits.
+    before, after: the numbers of both placements.
     """
 
     mesh: Mesh
@@ -132,6 +136,10 @@ class _StepGraph:
         price: StepPrice,
         until: float,
     ) -> _StepGraph:
+        """Collect the steps, and price each of them. numbers: placement -> its number.
+
+        Raises `TimeoutError` at the time `until`.
+        """
         runs: dict[tuple[Attr, Axes], int] = {}
         added = [runs.setdefault(run, len(runs)) if (run := _added(step)) else -1 for step in steps]
         completed = [set(step.before.pending) - set(step.after.pending) for step in steps]

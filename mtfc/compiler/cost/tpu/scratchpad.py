@@ -37,8 +37,8 @@ class ScratchpadFusion(TpuFusion):
     """The kernels of a program that lies in the scratchpad.
 
     rounds: True if dots wait for memory to round their results. small: elementwise results from which larger arrays are
-    computed. parts: the dot whose kernel stores the result of an equation. kernels: all kernels that compute an equation.
-    computed: the equations that the kernel of a dot computes.
+    computed. parts: the dot whose kernel stores the result of an equation. without_kernel: equations that have no kernel of
+    their own. kernels: all kernels that compute an equation. computed: the equations that the kernel of a dot computes.
     """
 
     crosses_stages = True
@@ -46,6 +46,7 @@ class ScratchpadFusion(TpuFusion):
     def __init__(
         self, function: Function, mesh: Mesh, device: Device, vmem: Scratchpad, is_placed: bool
     ) -> None:
+        """Decide which kernel computes each equation. is_placed: True if the collectives are explicit."""
         self.vmem = vmem
         self.rounds = is_placed and (vmem.reads or 0.0) <= device.bandwidth.peak
         self.small: set[Value] = set()
@@ -79,6 +80,10 @@ class ScratchpadFusion(TpuFusion):
         return seconds / moved if moved else 0.0
 
     def latency(self, eqn: Equation) -> float:
+        """Return the latency of a kernel.
+
+        The first dot, and dots that wait for memory, also wait for the start of a kernel.
+        """
         if not is_dot(eqn):
             return super().latency(eqn)
         is_first = eqn is next(iter(self.computed))
@@ -104,6 +109,7 @@ class ScratchpadFusion(TpuFusion):
         return super()._fuses_operands(eqn) or (is_dot(eqn) and not reads_windows)
 
     def _store_ends(self, function: Function) -> None:
+        """Store small values and ends; then find the equations that run in the kernel of a dot, or in no kernel."""
         self.small = set(self._small(function.body))
         self.stored |= self.small
         super()._store_ends(function)
@@ -115,6 +121,7 @@ class ScratchpadFusion(TpuFusion):
         self.without_kernel = {*self.parts, *scalars, *self._later_reductions(function.body)}
 
     def _small(self, body: Iterable[Equation]) -> Iterator[Value]:
+        """Yield the elementwise results from which larger arrays are computed."""
         for eqn in body:
             if is_elementwise(eqn) and not has_trait(eqn, "stop_gradient") and eqn.result.type.dims:
                 users = filter(is_elementwise, self.users(eqn.result))
@@ -127,6 +134,7 @@ class ScratchpadFusion(TpuFusion):
         return value not in self.returned and len(found) == 1 and is_dot(found[0])
 
     def _is_accumulated(self, value: Value) -> bool:
+        """Return True for a dot whose only use is an addition, or whose result a following dot of the same kernel adds to."""
         maker = self.makers.get(value)
         is_followed = maker is not None and is_dot(maker) and self._follower(value) is not None
         return is_followed or super()._is_accumulated(value)

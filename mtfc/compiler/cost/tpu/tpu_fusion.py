@@ -53,16 +53,17 @@ REGISTERS = "f32"
 
 
 class TpuFusion(FusionModel):
-    """The kernels of a function on a TPU.
-
-    pixels: dimensions along which no tiles lie (`pixels_of`). ends: values stored in place of dots whose only use is an addition.
-    crosses_stages: True if elementwise equations of another stage may belong to the kernel of a dot.
-    """
+    """The kernels of a function on a TPU."""
 
     has_register_traffic = True
     crosses_stages = False
 
     def __init__(self, function: Function, mesh: Mesh, device: Device, whole: Function | None = None) -> None:
+        """Decide which values are stored in memory, and which stay in the scratchpad of a loop's body.
+
+        pixels: dimensions along which no tiles lie (`pixels_of`). ends: values stored in place of dots whose only use is an
+        addition. crosses_stages: True if elementwise equations of another stage may belong to the kernel of a dot.
+        """
         super().__init__(function, mesh, device, whole)
         self.pixels = pixels_of((whole or function).body, mesh)
         self._store_ends(function)
@@ -99,6 +100,7 @@ class TpuFusion(FusionModel):
         return found[0] if is_part else None
 
     def is_joined(self, eqn: Equation, value: Value) -> bool:
+        """Return True if the kernel of an equation computes an operand itself: elementwise, and of the same stage."""
         maker = self.makers.get(self.seen(value)[-1])
         if maker is None or not is_elementwise(maker):
             return False
@@ -114,6 +116,10 @@ class TpuFusion(FusionModel):
     def register_traffic(
         self, eqn: Equation, made: Sequence[TensorType], seen: Mapping[Value, Sequence[TensorType]]
     ) -> int:
+        """Return the bytes that a kernel moves between VMEM and registers because its values are wider there.
+
+        made: the types of its results. seen: operand -> the types of the views that it is read through.
+        """
         if storage(eqn) == "reduced":
             return max(min(map(self._in_registers, types)) for types in seen.values())
         is_upcast = self.upcasts(eqn) and self.is_stored(eqn)
@@ -143,6 +149,10 @@ class TpuFusion(FusionModel):
         return mxu_schedules(eqn, self.mesh, self.device.mxu_size)
 
     def loop_costs(self, function: Function) -> Mapping[Equation, tuple[int, float]]:
+        """Return for each loop the bytes and the seconds that it adds to its kernels.
+
+        A value is rounded in front of its first loop.
+        """
         loops = [eqn for eqn in function.body if eqn.regions]
         rounding = {value: loop for loop in reversed(loops) for value in _rounded(loop)}
         return {
@@ -151,6 +161,11 @@ class TpuFusion(FusionModel):
         }
 
     def _loop_cost(self, loop: Equation, rounded: Sequence[Value]) -> tuple[int, float]:
+        """Return the bytes and the seconds that a loop adds to its kernels: arrays cleared, arrays rounded, and copies in each
+        iteration.
+
+        rounded: the values that are rounded in front of this loop.
+        """
         region = region_of(loop)
         trips = dim_of(loop).size
         passes = [self._pass("clear", self.bytes(value.type), value.type) for value in self._cleared(loop)]

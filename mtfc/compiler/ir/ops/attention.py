@@ -126,6 +126,8 @@ def _gradient_types(wanted: Callable[[Sequence[TensorType], Attrs], Sequence[Ten
     """Return the type rule of a gradient.
 
     Its last operands are `largest`, `total`, the cotangent of the result, and its product with the result.
+
+    wanted: returns the types of the results.
     """
 
     def infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, ...]:
@@ -289,15 +291,18 @@ class _Evaluation:
 
 
 def _evaluate(shard: Shard, *arrays: Any) -> tuple[Any, Any, Any]:
+    """Compute attention on a shard: the weighted mean of values, and for the gradients the largest logit and the sum of each
+    row.
+    """
     each, eqn, np = _Evaluation(shard, arrays), shard.eqn, shard.np
     logits, dims = each.logits()[0], logits_dims(eqn)
     axes = tuple(dims.index(dim) for dim in MEMORY.of(eqn.attrs))
-    own = getattr(np, "attention_softmax", partial(softmax, np))
-    found, *numbers = own(logits, axes, PART.name in eqn.attrs)
-    result = each.dot((each.kept(found), dims), each.operand(2), eqn.results[0].type.dims)
-    rest = [dim.name for dim in dims if dim not in MEMORY.of(eqn.attrs)]
+    softmax_function = getattr(np, "attention_softmax", partial(softmax, np))
+    weights, *numbers = softmax_function(logits, axes, PART.name in eqn.attrs)
+    result = each.dot((each.kept(weights), dims), each.operand(2), eqn.results[0].type.dims)
+    row_dims = [dim.name for dim in dims if dim not in MEMORY.of(eqn.attrs)]
     largest, total = (
-        align(x.reshape(x.shape[: len(rest)]), rest, eqn.results[1].type.names) for x in numbers
+        align(x.reshape(x.shape[: len(row_dims)]), row_dims, eqn.results[1].type.names) for x in numbers
     )
     return result.astype(arrays[0].dtype), largest, total
 
@@ -310,6 +315,7 @@ def _evaluate_dq(shard: Shard, *arrays: Any) -> Any:
 
 
 def _evaluate_dkv(shard: Shard, *arrays: Any) -> tuple[Any, Any]:
+    """Compute the gradients of keys and values on a shard."""
     each, eqn = _Evaluation(shard, arrays), shard.eqn
     used, cotangent, slope = each.sensitivities()
     dims, (dk, dv) = logits_dims(eqn), (value.type.dims for value in eqn.results)
@@ -319,6 +325,7 @@ def _evaluate_dkv(shard: Shard, *arrays: Any) -> tuple[Any, Any]:
 
 
 def _evaluate_dbias(shard: Shard, *arrays: Any) -> Any:
+    """Compute the gradient of the bias on a shard: that of the logits, summed over the dims that the bias lacks."""
     each, eqn = _Evaluation(shard, arrays), shard.eqn
     _, cotangent, _ = each.sensitivities()
     one = shard.np.ones((), cotangent.dtype)
@@ -475,6 +482,7 @@ def _flops(depths: int, values: int) -> Callable[[Equation, Sizes], Any]:
 def _op(
     name: str, infer: Infer, evaluate: Callable[..., Any], flops: Callable[[Equation, Sizes], Any], doc: str
 ) -> OpDef:
+    """Return the op of attention, or of one of its gradients."""
     is_gradient = name != "attention"
     return OpDef(
         name=name,

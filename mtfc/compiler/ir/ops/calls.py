@@ -61,6 +61,7 @@ FUNCTIONS: dict[str, OnShards] = {}
 
 
 def _infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, ...]:
+    """Return the types of the results: mapped dimensions first, then each result's own ones, which `RESULTS` lists in a row."""
     mapped = MAPPED.of(attributes)
     for type in types:
         own = tuple(dim for dim in mapped if dim in type.dims)
@@ -98,7 +99,7 @@ def _flops(eqn: Equation, sizes: Sizes) -> Any:
 
 
 def _places(eqn: Equation) -> list[tuple[int, ...]]:
-    """Return the places in the mapped dimensions of those that each operand has."""
+    """Return for each operand the places that its dimensions have among the mapped ones."""
     mapped: tuple[Dim, ...] = MAPPED.of(eqn.attrs)
     return [tuple(i for i, dim in enumerate(mapped) if dim in value.type.dims) for value in eqn.operands]
 

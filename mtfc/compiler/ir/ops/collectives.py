@@ -294,6 +294,7 @@ def _place_reduce_scatter(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[Tens
 
 
 def _reduce_scatter_edges(type: TensorType, goal: ReshardGoal, mesh: Mesh) -> Iterator[Edge]:
+    """Yield the reduce-scatters from a type: each completes a pending sum over a run of axes that then split a dimension."""
     if type.reduction != "sum":
         return
     completable = set(goal.completable(type))
@@ -343,6 +344,7 @@ def _place_all_to_all(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorTy
 
 
 def _all_to_all_edges(type: TensorType, goal: ReshardGoal, mesh: Mesh) -> Iterator[Edge]:
+    """Yield the all-to-alls from a type: each moves the last axes of one dimension to the end of another's."""
     for j, run in goal.additions(type, mesh):
         for i, axes in enumerate(type.splits):
             if i != j and axes[len(axes) - len(run) :] == run:
@@ -433,7 +435,11 @@ def _place_interleave_shards(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[T
 
 
 def _interleave_messages(eqn: Equation) -> tuple[int, int]:
-    """Return the turns in which processors send. They keep their parts in every places-th turn if parts % places is 0 or 1."""
+    """Return two numbers of turns: those in which a processor sends a part, and all turns. There is one turn for each part.
+
+    parts: the parts of a shard, dealt out among all processors. places: the number of processors. In the other turns a
+    processor keeps a part: one turn in `places` if parts % places is 0 or 1, and none otherwise.
+    """
     parts, places = AMONG.of(eqn.attrs).size, DIM_MOVED.of(eqn.attrs).size
     return parts - (-(-parts // places) if parts % places < 2 else 0), parts
 
@@ -492,6 +498,7 @@ def _place_local_slice(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorT
 
 
 def _local_slice_edges(type: TensorType, goal: ReshardGoal, mesh: Mesh) -> Iterator[Edge]:
+    """Yield the slices from a type: each splits a dimension over axes that are not in use, which sends nothing."""
     used = {*type.split_axes, *type.pending}
     for i, run in goal.additions(type, mesh):
         if not set(run) & used:

@@ -58,7 +58,7 @@ def _infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
 
 
 def letters_of(dims: Iterable[Dim]) -> dict[Dim, str]:
-    """Return a letter for each dimension: the first free one of its name."""
+    """Return a letter for each dimension: the first letter of its name that is free."""
     letters: dict[Dim, str] = {}
     for dim in dims:
         candidates = (c for c in dim.name + ascii_letters if c in ascii_letters)
@@ -96,6 +96,9 @@ def _gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value, ...
     """Each operand's cotangent is the einsum of g and the other operands, broadcast along dims that no other operand has."""
 
     def of_operand(i: int) -> Value:
+        """Return the gradient of an operand: an einsum of the cotangent and the other operands, repeated where none has a
+        dim.
+        """
         others = (g[0], *e.operands[:i], *e.operands[i + 1 :])
         dims = e.operands[i].type.dims
         known = {dim for value in others for dim in value.type.dims}
@@ -183,16 +186,16 @@ def _check_groups(types: Sequence[TensorType], attributes: Attrs) -> None:
 def _check_dims(types: Sequence[TensorType], attributes: Attrs) -> None:
     """Raise `OpError` for a dimension that is neither of the rows nor of the groups, and not in two of x, y and the result."""
     x, y, groups = types
-    dims, known = RESULT_DIMS.of(attributes), _all_dims(types, attributes)
-    own = {*groups.dims, GROUP.of(attributes)}
+    dims, operand_dims = RESULT_DIMS.of(attributes), _all_dims(types, attributes)
+    group_dims = {*groups.dims, GROUP.of(attributes)}
     for dim in dims:
-        if dim not in known:
+        if dim not in operand_dims:
             raise OpError(f"no operand of the grouped dot has dimension `{dim.name}`")
-    for dim in (each for each in (*x.dims, *y.dims) if each not in own):
-        number = sum(dim in each for each in (x.dims, y.dims, dims))
-        if number == 1:
+    for dim in (each for each in (*x.dims, *y.dims) if each not in group_dims):
+        count = sum(dim in each for each in (x.dims, y.dims, dims))
+        if count == 1:
             raise OpError(f"only one operand has `{dim.name}`, and the result lacks it", "sum over it before")
-        if number == 3:
+        if count == 3:
             message = f"both operands and the result have `{dim.name}`, which is no dimension of the rows"
             raise OpError(message)
 
@@ -224,6 +227,7 @@ def _grouped_evaluate(shard: Shard, x: Any, y: Any, groups: Any) -> Any:
         return np.where(align(holds, rows, whole), align(value, term, whole), 0).astype(value.dtype), whole
 
     def product(i: int) -> Any:
+        """Return the product of the rows of one group with the weights of the group."""
         holds, part = groups == i + first, (slice(None),) * place
         (left, a), (right, b) = (
             selected(value, term, holds)

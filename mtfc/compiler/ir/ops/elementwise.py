@@ -47,6 +47,7 @@ def decided(deciding: bool) -> Logic:
     """Return the logic of `and` (false decides) or `or` (true decides)."""
 
     def logic(truths: Sequence[bool | None]) -> bool | SameAs | None:
+        """Return what an op on truth values is decided to be: a truth value, its only open operand, or None."""
         if deciding in truths:
             return deciding
         open = [i for i, truth in enumerate(truths) if truth is None]
@@ -152,6 +153,11 @@ def elementwise(
     infer: Infer | None = None,
     **columns: Any,
 ) -> OpDef:
+    """Return an elementwise op.
+
+    evaluate: (np, *arrays) -> array. numpy: the text of the op with `{0}`, `{1}` .. for its operands. accepted: the dtypes of
+    operands. result: the dtype of the result, if it is not that of the operands.
+    """
     return OpDef(
         name=name,
         arity=(len(inspect.signature(evaluate).parameters) - 1,),  # the first parameter is `np`
@@ -276,6 +282,7 @@ def _cast_numpy(code: Code) -> str:
 
 
 def _cast(shard: Shard, x: Any) -> Any:
+    """Cast a shard. Casts to integers clip to their limits, and give 0 for NaN."""
     np, dtype = shard.np, numpy_dtype(shard.np, shard.eqn.result.type.local_dtype)
     if not _rounds_to_integers(shard.eqn):
         return x.astype(dtype)

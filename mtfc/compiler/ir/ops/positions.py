@@ -37,6 +37,7 @@ SOURCES = Attribute("sources", DIM_LIST)
 
 
 def _slice_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, ...]:
+    """Return the type with the target in the place of the source; refuse a slice that runs past the source."""
     source, target = SOURCE.of(attributes), TARGET.of(attributes)
     start, stride = START.of(attributes), STRIDE.of(attributes)
     need(types[0], source)
@@ -56,6 +57,7 @@ def _within(eqn: Equation) -> LayoutRule:
 
 
 def _slice_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value]:
+    """Pad the cotangent with zeros at the elements that the slice left out."""
     source, target = SOURCE.of(e.attrs), TARGET.of(e.attrs)
     padded = b(
         "pad",
@@ -115,6 +117,10 @@ def _distribute_slice(b: BlockRewriter, eqn: Equation) -> tuple[Value] | None:
 
 
 def _sliced(b: BlockRewriter, x: Value, needed: NeededRange, target: Dim, stride: int) -> Value:
+    """Return a slice on blocks: each block takes the range that it needs, and every `stride`-th element of it.
+
+    needed: the range of each block.
+    """
     x, part = take_range(b, x, needed)
     if stride > 1:
         whole, part = part, b.part(target, target.size // needed.split.blocks.size)
@@ -152,6 +158,7 @@ def _distribute_pad(b: BlockRewriter, eqn: Equation) -> tuple[Value] | None:
 
 
 def _pad_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, ...]:
+    """Return the type with the target in the place of the source; refuse a source that does not fit into the target."""
     source, target = SOURCE.of(attributes), TARGET.of(attributes)
     before, stride = BEFORE.of(attributes), STRIDE.of(attributes)
     need(types[0], source)
@@ -173,6 +180,7 @@ def _pad_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value]
 
 
 def _pad(shard: Shard, x: Any) -> Any:
+    """Put the elements `stride` apart into an array of the padding's value."""
     source, target = SOURCE.of(shard.eqn.attrs), TARGET.of(shard.eqn.attrs)
     before, stride = BEFORE.of(shard.eqn.attrs), STRIDE.of(shard.eqn.attrs)
     axis = shard.eqn.operands[0].type.names.index(source.name)
@@ -243,6 +251,7 @@ def _shift_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Valu
 
 
 def shifted_array(shard: Shard, x: Any) -> Any:
+    """Return a shard shifted along a dimension, with zeros where nothing arrives unless it wraps around."""
     axis = shard.eqn.operands[0].type.names.index(DIM_MOVED.of(shard.eqn.attrs).name)
     by, size = BY.of(shard.eqn.attrs), x.shape[axis]
     rolled = shard.np.roll(x, by, axis)

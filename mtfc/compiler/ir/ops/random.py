@@ -133,6 +133,11 @@ def _number_text(draw: str) -> Callable[[Code], str]:
 
 
 def _drawn(shard: Shard, draw: Callable[..., Any], numbers: Sequence[Any]) -> Any:
+    """Return the shard's part of an array of random numbers. The numbers do not depend on the layout.
+
+    draw: draws numbers from a key for a part of a whole array. numbers: the numbers of the key, then the micro-batch if there
+    is one.
+    """
     part, np = _drawn_part(shard.eqn), shard.np
     rank = len(part.dims)
     start: list[Any] = [0 if i == part.at else shard.offset(dim.name) for i, dim in enumerate(part.dims)]

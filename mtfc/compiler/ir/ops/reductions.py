@@ -102,7 +102,10 @@ def axes_text(code: Code) -> str:
 
 
 def _numpy_text(function: str) -> Callable[[Code], str]:
-    """Pass the dtype of sums: by default NumPy sums 32-bit integers in 64 bits, and 16-bit floats in 16."""
+    """Return a writer of NumPy's reduction `function`, with the dtype of sums.
+
+    By default NumPy sums 32-bit integers in 64 bits, and 16-bit floats in 16.
+    """
 
     def text(code: Code) -> str:
         call = f"np.{function}({code.args[0]}, axis={axes_text(code)}"
@@ -232,12 +235,17 @@ ARGMAX = of_one(
 
 
 def _is_argmax_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
+    """Return the type of `is_argmax`: truth values with the dims of its operand.
+
+    `remaining` refuses dims that the operand lacks.
+    """
     check_dtypes(types, NUMBERS)
     remaining(types[0], attributes)
     return (TensorType("bool", types[0].dims),)
 
 
 def _is_argmax(shard: Shard, x: Any) -> Any:
+    """Return True at the first largest element, in row-major order of the reduced dims, which are flattened to one axis."""
     np, positions = shard.np, _positions(shard)
     parts = np.moveaxis(x, positions, range(len(positions)))
     flat = parts.reshape(-1, *parts.shape[len(positions) :])

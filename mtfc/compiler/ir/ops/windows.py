@@ -34,7 +34,10 @@ from mtfc.compiler.records import frozen
 
 @frozen(kw_only=True)
 class Geometry:
-    """The placement of `out` windows of `kernel` elements each on the dimension `source`."""
+    """The placement of `out` windows of `kernel` elements each on the dimension `source`. stride: the distance of windows.
+
+    dilation: the distance of elements in a window. before, after: the padding at both ends.
+    """
 
     source: Dim
     out: Dim
@@ -101,6 +104,7 @@ def window_attrs(g: Geometry, value: float | int | bool) -> dict[str, Any]:
 
 
 def _check(g: Geometry) -> None:
+    """Refuse windows with a wrong stride, dilation or padding, and an output of another size than the number of windows."""
     if g.stride < 1 or g.dilation < 1:
         raise OpError(f"stride = {g.stride}, dilation = {g.dilation}: both count from 1")
     if g.before < 0 or g.after < 0:
@@ -159,6 +163,7 @@ def _fold_rule(eqn: Equation) -> LayoutRule:
 
 
 def _window(shard: Shard, x: Any) -> Any:
+    """Gather the elements of all windows of a shard: [.., window, element of the window, ..]."""
     np, g = shard.np, geometry(shard.eqn.attrs)
     axis = shard.eqn.operands[0].type.names.index(g.source.name)
     padding = [(0, 0)] * axis + [(g.before, g.after)] + [(0, 0)] * (x.ndim - axis - 1)

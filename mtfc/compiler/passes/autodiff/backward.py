@@ -264,13 +264,13 @@ def _stackable(eqn: Equation, body: LoopBody, again: list[Equation], value: Valu
     if dim not in value.type.dims:
         return value
     names = Names(each.name for each in value.type.dims)
-    other = Dim(names.fresh(f"{dim.name}.kept"), dim.size)
+    kept_dim = Dim(names.fresh(f"{dim.name}.kept"), dim.size)
     builder = Builder(body.builder.names, eqn.span)
-    renamed = builder("rename", value, name=value.name, mapping=((dim, other),))
-    back = builder("rename", renamed, mapping=((other, dim),))
-    there, here = builder.body
-    body.forward.append(there)
-    again.insert(0, Substitution({back: value}).equation(attrs.evolve(here, stage="backward")))
+    renamed = builder("rename", value, name=value.name, mapping=((dim, kept_dim),))
+    back = builder("rename", renamed, mapping=((kept_dim, dim),))
+    rename, rename_back = builder.body
+    body.forward.append(rename)
+    again.insert(0, Substitution({back: value}).equation(attrs.evolve(rename_back, stage="backward")))
     return renamed
 
 
@@ -319,6 +319,7 @@ def with_differentiable_loops(function: Function) -> Function:
     """
 
     def whole(each: Function) -> Function:
+        """Return a function whose loops run all of their iterations, where their number is bounded."""
         body = (
             map_regions(
                 with_all_iterations(eqn) if has_condition(eqn) and not is_unbounded(eqn) else eqn, whole
@@ -416,12 +417,12 @@ def _is_zero(eqn: Equation | None) -> bool:
 
 def only_reader(region: Function, number: int) -> Equation | None:
     """Return the equation that alone reads a carry, once, and that makes its next value for nothing else; None if none does."""
-    held, after = region.arguments[number].value, region.outputs[number].value
+    carry, next_value = region.arguments[number].value, region.outputs[number].value
     uses = readers_and_outputs(region)
-    (reader, *others) = uses.get(held, [None])
-    if reader is None or others or reader.operands.count(held) > 1 or uses[after] != [None]:
+    (reader, *others) = uses.get(carry, [None])
+    if reader is None or others or reader.operands.count(carry) > 1 or uses[next_value] != [None]:
         return None
-    return reader if after in reader.results else None
+    return reader if next_value in reader.results else None
 
 
 def _is_sum(loop: Equation, number: int) -> bool:

@@ -80,6 +80,10 @@ class Differentiate(Pass):
     of: str = "step"
 
     def run(self, program: Program) -> Program:
+        """Return the program with the functions that `of` selects.
+
+        A program that has them already, or does not train, stays as it is.
+        """
         if program.has_function("gradients" if self.of == "gradients" else "step"):
             return program
         if self.of == "gradients":
@@ -189,6 +193,7 @@ class Differentiated:
 
 
 def _whole_batch(forward: Function, training: Training, is_step: bool = False) -> Differentiated:
+    """Return the gradients of the whole batch. is_step: a dynamic loss scale is a state of the step."""
     builder = _continue(forward)
     state = scale_state(builder, training.loss_scale) if is_step else None
     loss = _minimized(forward, training)

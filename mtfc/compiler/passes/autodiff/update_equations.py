@@ -65,15 +65,18 @@ def inlined(builder: Builder, function: Function) -> Value:
 
 
 class ParameterUpdate:
-    """Appends the equations of an update function for one parameter, under its name, for all its slices at once.
-
-    common: the values that depend on no parameter, such as a learning rate. They are computed once for all parameters with the
-    same function.
-    """
+    """Appends the equations of an update function for one parameter, under its name, for all its slices at once."""
 
     def __init__(
         self, builder: Builder, function: Function, parameter: Value, common: dict[Value, Value]
     ) -> None:
+        """Start the update of one parameter.
+
+        common: the values that depend on no parameter, such as a learning rate. They are computed once for all parameters
+        with the same function. own: the other values of the function -> their values for this parameter. stack: the
+        dimensions of the parameter that the function's parameter `like` lacks. replaced: the parameter and the states, by
+        their names in the function.
+        """
         self.builder, self.function, self.parameter, self.common = builder, function, parameter, common
         (self.like,) = of_role(function, "parameter")
         self.stack: tuple[Dim, ...] = parameter.type.dims[
@@ -100,6 +103,7 @@ class ParameterUpdate:
         return states, [self._output(output) for output in self.function.outputs]
 
     def _state(self, argument: Argument) -> Argument:
+        """Return the argument of the step for a state of this parameter, which has the parameter's further dimensions too."""
         type = argument.value.type
         name = self.builder.names.fresh(f"{self.parameter.name}.{argument.value.name}")
         value = Value(name, TensorType(type.dtype, (*self.stack, *type.dims)))
@@ -107,6 +111,7 @@ class ParameterUpdate:
         return attrs.evolve(argument, value=value, span=self.builder.span)
 
     def _output(self, output: Output) -> Output:
+        """Return the output of the step that replaces the parameter or a state."""
         assert output.updates is not None
         old, found = self.replaced[output.updates], self._new(output.value)
         new = self.builder.ordered(self.builder.broadcast(found, old.type), old.type.dims)
@@ -116,6 +121,7 @@ class ParameterUpdate:
         return self.common.get(value) or self.own[value]
 
     def _equation_for_all(self, eqn: Equation) -> None:
+        """Append an equation that depends on no parameter, unless an earlier parameter has it."""
         if has_trait(eqn, "constant"):
             number = self.builder.constant(VALUE.of(eqn.attrs), eqn.result.type.dtype)
             self.common[eqn.result] = number
@@ -124,6 +130,10 @@ class ParameterUpdate:
             self._append(eqn, operands, eqn.attrs, eqn.path, self.common)
 
     def _equation(self, eqn: Equation) -> None:
+        """Append an equation for this parameter.
+
+        Operands with the parameter's further dimensions give these to the result.
+        """
         operands, attributes = [self._new(value) for value in eqn.operands], eqn.attrs
         if any(self._is_stacked(value) for value in operands):
             operands = [self._stacked(value) for value in operands]
@@ -205,19 +215,19 @@ def averages_of(
 ) -> Averages:
     """Append the averages of the new values of trained parameters. 16-bit parameters have averages in f32."""
     state = Argument(Value(builder.names.fresh("averaged_steps"), scalar("f32")), "state", builder.span)
-    kept = builder("mul", state.value, builder.constant(share, "f32"))
-    steps = builder("add", kept, builder.constant(1.0, "f32"), name=state.value.name)
+    decayed = builder("mul", state.value, builder.constant(share, "f32"))
+    steps = builder("add", decayed, builder.constant(1.0, "f32"), name=state.value.name)
     weight = builder("div", builder.constant(1.0, "f32"), steps)
-    found = Averages(state, [Output(state.value.name, steps, state.value.name)])
+    averages = Averages(state, [Output(state.value.name, steps, state.value.name)])
     names = {value.name for value in trained}
     for output in (each for each in outputs if each.updates in names):
         new = builder.wide(output.value)
         old = Value(builder.names.fresh(average_of(str(output.updates))), new.type)
         step = builder("mul", builder("sub", new, old), builder.cast(weight, new.type.dtype))
-        moved = builder("add", old, step, name=old.name)
-        found.outputs.append(Output(old.name, moved, old.name))
-        found.of[str(output.updates)] = Argument(old, "state", builder.span)
-    return found
+        new_average = builder("add", old, step, name=old.name)
+        averages.outputs.append(Output(old.name, new_average, old.name))
+        averages.of[str(output.updates)] = Argument(old, "state", builder.span)
+    return averages
 
 
 # Loss scaling
@@ -266,9 +276,10 @@ def seed(
     share: float = 1.0,
     weight: Value | None = None,
 ) -> Value:
-    """Return the cotangent of the loss: `share` times the scale. Without a scale from a state, the first scale counts.
+    """Return the cotangent of the loss, from which the backward pass starts: `share` times the scale.
 
-    weight: a further factor.
+    loss: the minimized value; the cotangent has its dtype. scale: the dynamic scale of the step; without one, the fixed scale
+    of `loss_scale` counts, or 1. share: the part of the batch that this loss averages over. weight: a further factor.
     """
     if weight is not None:
         weighed = builder("mul", seed(builder, weight, loss_scale, scale, share), weight)

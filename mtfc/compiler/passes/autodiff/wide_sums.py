@@ -46,13 +46,14 @@ def _is_linear(eqn: Equation) -> bool:
 
 
 class SumWidener:
-    """Rewrites one body, from its last equation to its first.
-
-    asked: narrow value -> the wide value that takes its place.
-    reached: wide values whose terms are summed in them.
-    """
+    """Rewrites one body, from its last equation to its first."""
 
     def __init__(self, names: Names, body: Sequence[Equation], used: Iterable[Value], dtype: str) -> None:
+        """Start with nothing asked for.
+
+        used: the values that outputs read. uses: value -> the number of its uses. asked: narrow value -> the wide value that
+        takes its place. reached: wide values whose terms are summed in them.
+        """
         self.names, self.body, self.dtype = names, list(body), dtype
         self.asked: dict[Value, Value] = {}
         self.reached: set[Value] = set()
@@ -83,6 +84,7 @@ class SumWidener:
                 self.reached.add(value)
 
     def _ask(self, value: Value) -> Value:
+        """Return the wide value that is to take the place of a value."""
         if value not in self.asked:
             self.asked[value] = Value(self.names.fresh(value.name), value.type.with_dtype(self.dtype))
         return self.asked[value]
@@ -152,6 +154,7 @@ class SumWidener:
         return adding is not None and has_trait(adding, "add")
 
     def _widened_region(self, region: Function, outputs: Sequence[Output]) -> Function:
+        """Return the region of a loop in which some outputs, and the carries that they update, have the wide dtype."""
         used = [output.value for output in region.outputs]
         inner = SumWidener(names_of(region), region.body, used, self.dtype)
         updated = {output.updates for output in outputs}

@@ -61,6 +61,7 @@ class AssignLayouts(Pass):
     level: ClassVar[Level | None] = "assigned"
 
     def run(self, program: Program) -> Program:
+        """Return the program on its mesh, whose equations, arguments and outputs have the layouts of the rules."""
         mesh, layout = program.mesh or Mesh("single", ()), program.layout or Layout("undistributed")
         placed = attrs.evolve(program, mesh=mesh, layout=layout)
         looped = frozenset[Dim]().union(*map(looped_dims, program.functions))
@@ -85,14 +86,14 @@ def only_sliced(function: Function) -> set[Value]:
 
 
 class LayoutAssigner:
-    """Assigns layouts to one function, in order of definition.
-
-    placed: the type of each value so far.
-    sliced: the values that only loops use, slice by slice.
-    kept: start or update of a sum of gradients -> the layout of the sum.
-    """
+    """Assigns layouts to one function, in order of definition."""
 
     def __init__(self, mesh: Mesh, layout_rules: LayoutRules) -> None:
+        """Start with nothing placed.
+
+        placed: the type of each value so far. sliced: the values that only loops use, slice by slice. kept: start or update
+        of a sum of gradients -> the layout of the sum.
+        """
         self.mesh, self.layout_rules = mesh, layout_rules
         self.placed: dict[Value, TensorType] = {}
         self.sliced: set[Value] = set()
@@ -110,9 +111,11 @@ class LayoutAssigner:
         return attrs.evolve(function, arguments=arguments, body=body, outputs=outputs)
 
     def _restrict(self, type: TensorType, rules: Rules) -> dict[str, Axes]:
+        """Return the axes that rules give to the dimensions of a type."""
         return {dim.name: rules.get(dim.name) for dim in type.dims if rules.get(dim.name)}
 
     def _argument(self, argument: Argument) -> Argument:
+        """Return an argument with its layout: the one that it has, or the one that it is stored in."""
         type = argument.value.type
         layout = argument.layout
         if layout is None:
@@ -133,6 +136,7 @@ class LayoutAssigner:
         return attrs.evolve(output, layout=self._legal(output.value.type, layout))
 
     def _loop(self, eqn: Equation) -> Equation:
+        """Return a loop whose region has layouts. Sums over micro-batches keep the layout that they arrive with."""
         over_micro_batches, dim = is_over_micro_batches(eqn), dim_of(eqn)
         arguments = tuple(self._arriving(o, a, dim, over_micro_batches) for o, a in pairs(eqn))
         if over_micro_batches:
@@ -159,6 +163,11 @@ class LayoutAssigner:
         return self._legal(type, self._restrict(type, self.layout_rules.parameter(type)))
 
     def _equation(self, eqn: Equation) -> Equation:
+        """Return an equation with its layout.
+
+        Without a rule of its own, an equation that only passes on a slice has the operand's layout, and the new value of a kept
+        sum has the sum's. Other equations have what the rules want, with no axis used twice.
+        """
         rule = OPS[eqn.op].layout_rule(eqn)
         is_free = rule is BY_NAME and self.layout_rules.own(eqn) is None
         if is_free and len(eqn.operands) == 1 and self.sliced.issuperset(eqn.results):
@@ -233,6 +242,7 @@ class LayoutAssigner:
 
 
 def _without(wanted: Splits, contested: Iterable[str], winners: Iterable[str]) -> dict[str, Axes]:
+    """Return wanted splits, in which each contested axis only splits the dimension that won it."""
     winner = dict(zip(contested, winners, strict=True))
     kept = {d: tuple(axis for axis in axes if winner.get(axis, d) == d) for d, axes in wanted.items()}
     return {dim: axes for dim, axes in kept.items() if axes}

@@ -133,7 +133,7 @@ class Ring:
         return found
 
     def comes_before(self, b: Builder, hops: Value) -> Value:
-        """Return True for devices to which a block comes in so many hops whose front half is before theirs."""
+        """Return True on devices whose front half comes after the front half of the block that has come in `hops` hops."""
         own = self.index(b)
         home = b("sub", own, hops)
         wrapped = b("add", home, b.constant(self.shards, "i32"))
@@ -150,6 +150,7 @@ def choice(b: Builder, condition: Value, x: Tree, y: Tree) -> Tree:
 
 
 def flat(tree: Tree) -> Iterator[Value]:
+    """Yield the values of a tree."""
     if isinstance(tree, Value):
         yield tree
     else:
@@ -172,11 +173,16 @@ class WeightedMeans:
     is_part: bool
 
     def start(self, b: Builder, results: Sequence[Value]) -> Tree:
+        """Return the sums of a first block: the weighted sum, the largest logit, and the total weight."""
         mean, largest, total = results
         wide = b.cast(mean, total.type.dtype)
         return b.ordered(b("mul", wide, total), mean.type.dims), largest, total
 
     def merged(self, b: Builder, x: Tree, y: Tree) -> Tree:
+        """Return the sums over two blocks of keys. Each has a weighted sum, the largest logit, and the total weight.
+
+        The sums are scaled to the larger of both largest logits.
+        """
         largest = b("maximum", x[1], y[1])
         sums, totals = [], []
         for each in (x, y):
@@ -190,6 +196,7 @@ class WeightedMeans:
         return zeros(b, x[0]), x[1], zeros(b, x[2])
 
     def finished(self, b: Builder, x: Tree) -> tuple[Value, ...]:
+        """Return the results from the sums of all blocks. A part that has seen no key has the mean 0."""
         total = x[2]
         if self.is_part:
             total = b("where", b("eq", total, b.like(0, total)), b.like(1, total), total)
@@ -284,20 +291,25 @@ class RingBuilder:
         return *state[:3], self._shifted(b, state[3])
 
     def _hops(self, fixed: Tree, state: Tree, hops: Dim) -> Tree:
-        """Return the state after a loop over so many hops. Each sends the block on and attends to it at the same time."""
+        """Return the state after a loop over `hops` hops.
+
+        Each iteration sends the block on and attends to it at the same time.
+
+        fixed: the rows, and the gradients for columns that rows do not see. state: the sums so far, and the block.
+        """
         b = self.build
         numbers = b("add", b("range", dim=hops), b.constant(1, "i32"))
         inner = Builder(Names(), b.span, b.stage)
         loop = NewLoop(b, inner, hops)
-        before = like(state, iter([loop.argument(value, "carried") for value in flat(state)]))
-        own = like(fixed, iter([loop.argument(value, "invariant") for value in flat(fixed)]))
-        others = [loop.argument(value, "invariant") for value in self._others()]
+        state_inside = like(state, iter([loop.argument(value, "carried") for value in flat(state)]))
+        fixed_inside = like(fixed, iter([loop.argument(value, "invariant") for value in flat(fixed)]))
+        other_operands = [loop.argument(value, "invariant") for value in self._others()]
         number = loop.argument(numbers, "sliced")
-        inside = attrs.evolve(self, build=inner, eqns=self._with_others(others))
-        sent = inside._shifted(inner, before[2])
-        after = inside._step(inner, own, inside._handed_on(inner, before), number)
-        after = *after[:2], sent, after[3]
-        for carry, value in zip(flat(before), flat(after), strict=True):
+        inside = attrs.evolve(self, build=inner, eqns=self._with_others(other_operands))
+        sent = inside._shifted(inner, state_inside[2])
+        next_state = inside._step(inner, fixed_inside, inside._handed_on(inner, state_inside), number)
+        next_state = *next_state[:2], sent, next_state[3]
+        for carry, value in zip(flat(state_inside), flat(next_state), strict=True):
             loop.outputs.append(Output(carry.name, value, carry.name))
         results = tuple(Value(b.names.fresh(value.name), value.type) for value in flat(state))
         loop.append(hops.name, plain_loop(hops, b), results)
@@ -317,7 +329,10 @@ class RingBuilder:
     # Steps
 
     def _own(self, b: Builder, fixed: Tree, columns: Tree) -> Tree:
-        """Return the state after each device has attended to its own block, and has sent it on."""
+        """Return the state after each device has attended to its own block, and has sent it on.
+
+        fixed: the rows, and the gradients for columns that rows do not see.
+        """
         rows, lost = fixed
         sent = self._shifted(b, columns)
         if self.ring.low is None:
@@ -333,7 +348,10 @@ class RingBuilder:
         return (front, back), (hidden, none), sent, (of_front, of_back)
 
     def _step(self, b: Builder, fixed: Tree, state: Tree, hops: Value) -> Tree:
-        """Return the state after each device has attended to a block that has come in so many hops."""
+        """Return the state after each device has attended to the block that has come in `hops` hops.
+
+        fixed: the rows, and the gradients for columns that rows do not see. state: the sums so far, and the block.
+        """
         rows, lost = fixed
         sums, hidden, columns, gradients = state
         if self.ring.low is None:
@@ -394,6 +412,11 @@ class RingBuilder:
         return self._computed(b, [given.get(i, x) for i, x in enumerate(self.operands)], **mask)
 
     def _computed(self, b: Builder, operands: Sequence[Value], **changed: Attr) -> tuple[Tree, Tree]:
+        """Add the attention equations on blocks of rows and columns. Return the sums for rows, and the gradients for columns.
+
+        operands: the operands of the equations, with blocks in the place of whole arrays. changed: attributes that differ from
+        those of a block without a mask.
+        """
         attributes: dict[str, Attr] = {
             **{
                 name: value for name, value in self.eqns[0].attrs.items() if name not in (LOW.name, HIGH.name)
@@ -409,9 +432,9 @@ class RingBuilder:
         columns: list[Value] = []
         for eqn in self.eqns:
             names = [value.name for value in eqn.results]
-            found = b.several(eqn.op, *operands, names=names, **attributes)
-            for value, whole in zip(found, eqn.results, strict=True):
-                (columns if self.ring.column in whole.type.dims else rows).append(value)
+            block_results = b.several(eqn.op, *operands, names=names, **attributes)
+            for value, result in zip(block_results, eqn.results, strict=True):
+                (columns if self.ring.column in result.type.dims else rows).append(value)
         return self.sums.start(b, rows) if rows else (), tuple(columns)
 
     def _memory(self, part: Dim) -> tuple[Dim, ...]:

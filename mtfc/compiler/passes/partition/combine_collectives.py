@@ -55,14 +55,18 @@ MOST_ROUNDS = 8
 
 @frozen
 class CombineCollectives(Pass):
+    """The pass. max_bytes: the bytes on a processor at which a bucket is full."""
+
     name: ClassVar[str] = "combine-collectives"
     takes: ClassVar[tuple[Level, ...]] = ("lowered",)
     max_bytes: int = 4 << 20
 
     def run(self, program: Program) -> Program:
+        """Combine the collectives of each function until no order changes, at most `MOST_ROUNDS` times."""
         mesh = program.placed_on
 
         def settled(function: Function) -> Function:
+            """Combine the collectives of a function until their order stays."""
             for _ in range(MOST_ROUNDS):
                 before, function = function, combined(function, mesh, self.max_bytes)
                 if _order(before) == _order(function):
@@ -117,14 +121,22 @@ GatherKey = tuple[Axes, Axes, str, Stage]
 
 
 class GatherCombiner:
-    """Combines small all-gathers of a body whose operand or result is a parameter; `waiting` has those still to come."""
+    """Combines small all-gathers of a body whose operand or result is a parameter.
+
+    waiting: the all-gathers that have not run.
+    """
 
     def __init__(self, mesh: Mesh, max_bytes: int, parameters: set[Value]) -> None:
+        """Start without all-gathers.
+
+        taken: the all-gathers that have run with an earlier one.
+        """
         self.mesh, self.max_bytes, self.parameters = mesh, max_bytes, parameters
         self.waiting: dict[GatherKey, deque[Equation]] = {}
         self.taken: set[Equation] = set()
 
     def run(self, body: Sequence[Equation]) -> Iterator[Equation]:
+        """Yield the equations; at each small all-gather that has not run, later ones whose operands exist run with it."""
         late = {value for eqn in body for value in eqn.results}
         for eqn in filter(self._is_small, body):
             self.waiting.setdefault(self._key(eqn), deque()).append(eqn)
@@ -134,6 +146,7 @@ class GatherCombiner:
             late.difference_update(eqn.results)
 
     def _is_small(self, eqn: Equation) -> bool:
+        """Return True for a small all-gather of a parameter, or into one."""
         if not is_alone(eqn, "all_gather") or self.parameters.isdisjoint((*eqn.operands, *eqn.results)):
             return False
         return _is_small(eqn.result, self.mesh, self.max_bytes)
@@ -183,7 +196,8 @@ class Bucket:
 
 
 def patient(function: Function, mesh: Mesh) -> set[Equation]:
-    """Return the collectives of sums that only the update or results of the function use, and what rearranges their arrays.
+    """Return the collectives of sums that only the update or results of the function use, and equations that rearrange the
+    sums.
 
     They may be used through scalars and through further such equations.
     """
@@ -225,15 +239,16 @@ def merged(eqns: list[Equation]) -> Equation:
 
 
 class ReductionCombiner:
-    """Merges the all-reduces of one function, and its small reduce-scatters: the collectives of this class.
-
-    waiting: the collectives in each bucket, and `bytes` their size on a processor.
-    staying: collectives that run at their places in the body.
-    deferred: scalar equations that wait for a collective, by result.
-    reductions: the collectives of each value.
-    """
+    """Merges the all-reduces of one function, and its small reduce-scatters: the collectives of this class."""
 
     def __init__(self, mesh: Mesh, max_bytes: int) -> None:
+        """Start with empty buckets.
+
+        max_bytes: the size of a full one. body: the new equations. patient: equations that can wait for the end of the
+        backward pass. waiting: the collectives in each bucket, and `bytes` their size on a processor. bucket_of: the bucket
+        that will make a value. staying: collectives that run at their places in the body. deferred: scalar equations that
+        wait for a collective, by result. reductions: the collectives of each value.
+        """
         self.mesh, self.max_bytes = mesh, max_bytes
         self.body: list[Equation] = []
         self.patient: set[Equation] = set()
@@ -245,6 +260,7 @@ class ReductionCombiner:
         self.reductions: dict[Value, list[Equation]] = {}
 
     def run(self, function: Function) -> list[Equation]:
+        """Return the body with merged collectives. A collective enters its bucket as soon as its operand exists."""
         self.patient = patient(function, self.mesh)
         for eqn in function.body:
             if self._is_joinable(eqn):
@@ -258,11 +274,13 @@ class ReductionCombiner:
         return self.body
 
     def _is_joinable(self, eqn: Equation) -> bool:
+        """Return True for an all-reduce, and for a small reduce-scatter, of one operand."""
         if is_alone(eqn, "all_reduce"):
             return True
         return is_alone(eqn, "reduce_scatter") and _is_small(eqn.operands[0], self.mesh, self.max_bytes)
 
     def _append(self, eqn: Equation) -> None:
+        """Append an equation after the buckets that make its operands, or defer it if it can wait with them."""
         if self._can_wait(eqn):
             self.deferred[eqn.result] = eqn
             return
@@ -300,6 +318,7 @@ class ReductionCombiner:
                 self._ready(eqn.results)
 
     def _wait(self, eqn: Equation) -> None:
+        """Put a collective into its bucket, and emit the bucket if it is full."""
         type = eqn.operands[0].type
         varying = () if has_trait(eqn, "all_reduce") else type.varying(self.mesh)
         bucket = Bucket(eqn.op, axes_of(eqn), type.reduction, type.dtype, varying, eqn in self.patient)

@@ -43,21 +43,22 @@ class InsertReshards(Pass):
 
 @frozen
 class PlacedVersion:
-    """A value or a resharded copy of it, with its equation (None for an argument)."""
+    """A value or a resharded copy of it, with its equation (None for an argument). by: the equation."""
 
     value: Value
     by: Equation | None
 
 
 class ReshardInserter:
-    """Inserts the reshards of one function or region.
-
-    pending: axes over which a sum stays pending in each output of a loop's region. body: the equations so far. followers:
-    reshards that stand right after an equation. origins: the result of a reshard of the given function -> the value that it
-    reshards; uses take a version of that value.
-    """
+    """Inserts the reshards of one function or region."""
 
     def __init__(self, function: Function, mesh: Mesh, pending: Mapping[str, Axes] = {}) -> None:
+        """Start with the arguments as they are.
+
+        versions: value -> its copies in different placements. pending: axes over which a sum stays pending in each output of
+        a loop's region. body: the equations so far. followers: reshards that stand right after an equation. origins: the
+        result of a reshard of the given function -> the value that it reshards; uses take a version of that value.
+        """
         self.function, self.mesh, self.pending, self.names = function, mesh, pending, names_of(function)
         self.body: list[Equation] = []
         self.followers: dict[Equation, list[Equation]] = {}
@@ -68,6 +69,10 @@ class ReshardInserter:
         self.makers = {eqn.result: eqn for eqn in function.body if len(eqn.results) == 1}
 
     def run(self) -> Function:
+        """Return the function with a reshard where a use needs its operand placed otherwise.
+
+        The reshards that it has are dropped and inserted anew.
+        """
         for eqn in self.function.body:
             if has_trait(eqn, "reshard"):
                 self.origins[eqn.result] = self.origins.get(eqn.operands[0], eqn.operands[0])
@@ -80,6 +85,7 @@ class ReshardInserter:
         return attrs.evolve(self.function, body=body, outputs=outputs)
 
     def _with_followers(self, eqn: Equation) -> Iterator[Equation]:
+        """Yield an equation, and the reshards that stand right after it."""
         yield eqn
         for follower in self.followers.get(eqn, ()):
             yield from self._with_followers(follower)
@@ -89,6 +95,7 @@ class ReshardInserter:
         return attrs.evolve(output, value=self._version(output.value, needed, None))
 
     def _loop(self, eqn: Equation) -> Equation:
+        """Return a loop with reshards inside, and with operands as its arguments are placed."""
         region = region_of(eqn)
         pending = {o.name: v.type.pending for v, o in outputs_of(eqn)}
         inside = ReshardInserter(region, self.mesh, pending).run()
@@ -99,6 +106,7 @@ class ReshardInserter:
         return attrs.evolve(eqn, operands=operands, regions=(inside,))
 
     def _equation(self, eqn: Equation) -> Equation:
+        """Return an equation whose operands are placed as it needs them."""
         types = zip(eqn.operands, operand_types(OPS[eqn.op], eqn), strict=True)
         operands = tuple([self._version(value, type, eqn) for value, type in types])
         return eqn if operands == eqn.operands else attrs.evolve(eqn, operands=operands)
@@ -122,7 +130,10 @@ class ReshardInserter:
         return next((each.value for each in versions if each.value.type == needed), None)
 
     def _recomputed(self, value: Value, needed: TensorType) -> Equation | None:
-        """Insert the value's equation again under another layout, if that takes no FLOPs and no communication."""
+        """Insert the value's equation again under another layout, if that takes no FLOPs and no communication.
+
+        needed: the type that the use needs.
+        """
         eqn = self.makers.get(value)
         if eqn is None or eqn.regions or needed.pending or OPS[eqn.op].flops is not no_flops:
             return None
@@ -139,7 +150,10 @@ class ReshardInserter:
         return again
 
     def _reshard(self, origin: PlacedVersion, needed: TensorType, user: Equation | None) -> Equation:
-        """Insert a reshard. Its span is the value's if it completes a sum, and the user's if it only moves data."""
+        """Insert a reshard. Its span is the value's if it completes a sum, and the user's if it only moves data.
+
+        origin: the version to copy. needed: the type that the use needs.
+        """
         completes = origin.value.type.pending != needed.pending
         made_by = origin.by and charged_equation(origin.by, origin.value)
         source = made_by if completes or user is None else user

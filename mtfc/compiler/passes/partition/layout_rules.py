@@ -66,6 +66,7 @@ class LayoutRules:
         return self.values.get(argument.value.name) or self._by_role(argument)
 
     def _by_role(self, argument: Argument) -> Rules:
+        """Return the rules by which an argument is stored."""
         type = argument.value.type
         if argument.role == "parameter":
             return self.parameter(type)
@@ -82,6 +83,9 @@ class LayoutRules:
         return self.states[parameter]
 
     def _state(self, parameter: TensorType) -> Rules:
+        """Return the rules of a parameter's states: the parameter's, but for dimensions that the layout's `optimizer` section
+        names.
+        """
         if _names_one(self.of_state, parameter):
             return self.compute.override(self.of_parameters).override(self.of_state)
         rules = self.parameter(parameter).override(self.of_state)

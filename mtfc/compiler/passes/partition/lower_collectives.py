@@ -59,6 +59,7 @@ def _between_processors(eqn: Equation) -> Equation:
 
 
 def lowered(function: Function, mesh: Mesh) -> Function:
+    """Return a function in which chains of collectives stand for reshards, and equations between processors name their axes."""
     names = names_of(function)
     body: list[Equation] = []
     for eqn in function.body:

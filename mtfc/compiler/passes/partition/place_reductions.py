@@ -83,6 +83,7 @@ class PlaceReductions(Pass):
     in_loops: int = 1 << 20
 
     def run(self, program: Program) -> Program:
+        """Return the program with its sums completed where that costs least."""
         is_after = program.layout is not None and program.layout.forms.sums == "after"
         mesh, least = program.placed_on, inf if is_after else self.in_loops or inf
         return program.map_functions(lambda function: with_sums_placed(function, mesh, least))
@@ -142,6 +143,7 @@ def with_types(function: Function, mesh: Mesh, passed: Mapping[Value, Passed]) -
 
 
 def _result_types(eqn: Equation, mesh: Mesh, passed: Mapping[Value, Passed]) -> tuple[TensorType, ...]:
+    """Return the types of the results of an equation. passed: value -> the axes over which its sum stays pending."""
     if not eqn.regions:
         passing = tuple(passed.get(eqn.results[0], ()))
         return result_types(eqn, OPS[eqn.op].layout_rule(eqn), passing, mesh)
@@ -195,6 +197,10 @@ class LinearEquation:
         return next((group for group in self.groups if self._fits(group, side)), None)
 
     def _fits(self, group: OperandGroup, side: Set[Node]) -> bool:
+        """Return True if the sum can pass along a group of operands: they are pending, and the others are complete.
+
+        side: the pending nodes.
+        """
         return all(
             (value, "made") in side
             if i in group
@@ -261,6 +267,9 @@ class CutProblem:
             self._placed(output.value, output)
 
     def _equation(self, eqn: Equation) -> None:
+        """Add an equation: a sum passes through it along a group of operands, or it needs its operands complete, and it may
+        leave a sum.
+        """
         if self.candidates.isdisjoint(eqn.operands) and self.candidates.isdisjoint(eqn.results):
             return
         pending = {i: value for i, value in enumerate(eqn.operands) if self.can_be_pending(value)}
@@ -292,6 +301,9 @@ class CutProblem:
             self.whole.add(value)
 
     def _loop(self, eqn: Equation, times: int) -> None:
+        """Add a loop that runs `times` times: a carry can stay pending if it is among the candidates, and other uses need
+        complete sums.
+        """
         region, times = region_of(eqn), times * dim_of(eqn).size
         pending = {a.value: None for a in carried(region) if self.can_be_pending(a.value)}
         self.times.update(dict.fromkeys(pending, times))
@@ -323,11 +335,12 @@ class CutProblem:
         self.through[result] = None
 
     def parts(self) -> Iterable[CutProblem]:
-        """Return the problems of values that do not depend on each other. They share what describes single values."""
+        """Return a problem for each group of values that depend on each other. The facts about single values are shared."""
         roots = self._roots()
         found: dict[Value, CutProblem] = {}
 
         def part(value: Value) -> CutProblem:
+            """Return the problem that a value belongs to, made at its first value."""
             root = roots.first(value)
             if root not in found:
                 found[root] = CutProblem(
@@ -436,6 +449,7 @@ def cheapest_solution(problem: CutProblem, choice: Choice, mesh: Mesh) -> CutSol
 
 
 def _value_arcs(problem: CutProblem, mesh: Mesh) -> Iterator[Arc]:
+    """Yield the arcs of values: sources make sums, completing a sum costs its bytes, and some uses need sums complete."""
     for value in problem.sources:
         yield SOURCE, (value, "made"), INFINITE
     for value in dict.fromkeys((*problem.sources, *problem.through)):
@@ -453,13 +467,16 @@ def _sums(problem: CutProblem, value: Value, size: float) -> int:
 
 
 def _loop_arcs(problem: CutProblem) -> Iterator[Arc]:
+    """Yield the arcs of loops: a carry that is pending at one end of an iteration must be pending at the other end, and
+    afterwards.
+    """
     for value, users in problem.uses.items():
         for user in users:
             yield from _completing(value, (user, "made"), unsplit=True)
             yield (user, "made"), (value, "made"), INFINITE
-    for one, other in problem.linked.items():
-        yield (one, "made"), (other, "made"), INFINITE
-        yield (other, "made"), (one, "made"), INFINITE
+    for carry, result in problem.linked.items():
+        yield (carry, "made"), (result, "made"), INFINITE
+        yield (result, "made"), (carry, "made"), INFINITE
     for value, start in problem.starts.items():
         if problem.can_be_pending(start):
             yield from _completing(start, (value, "made"), unsplit=True)

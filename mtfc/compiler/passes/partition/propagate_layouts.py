@@ -50,6 +50,7 @@ class PropagateLayouts(Pass):
     takes: ClassVar[tuple[Level, ...]] = ("assigned",)
 
     def run(self, program: Program) -> Program:
+        """Return the program with the layouts of equations changed to those of their uses or operands."""
         mesh = program.placed_on
         named = program.named_values
         return program.map_functions(
@@ -91,18 +92,20 @@ def placed_uses(function: Function) -> dict[Value, list[Use]]:
 
 
 class LayoutPropagator:
-    """Changes the layouts of one function's equations to those of their uses or operands.
-
-    placed: the type of each value. pending: axes over which a sum may be pending in a value, by the layouts before this pass.
-    changed: equations that have changed.
-    """
+    """Changes the layouts of one function's equations to those of their uses or operands."""
 
     def __init__(self, mesh: Mesh, fixed: set[LayoutTarget], pending: Mapping[Value, set[str]]) -> None:
+        """Start with nothing placed.
+
+        fixed: the targets of a user's rules, whose layouts stay. placed: the type of each value. pending: axes over which a
+        sum may be pending in a value, by the layouts before this pass. changed: equations that have changed.
+        """
         self.mesh, self.fixed, self.pending = mesh, fixed, pending
         self.placed: dict[Value, TensorType] = {}
         self.changed: dict[Equation, Equation] = {}
 
     def function(self, function: Function) -> Function:
+        """Return a function with changed layouts: visit its equations from the last to the first, after all of their uses."""
         for argument in function.arguments:
             self.placed[argument.value] = argument.value.type.split_by(argument.layout or {})
         for eqn in function.body:
@@ -124,6 +127,7 @@ class LayoutPropagator:
                 self._visit(use[0], uses)
 
     def _loop(self, eqn: Equation, uses: Mapping[Value, list[Use]]) -> Equation:
+        """Return a loop with stacks as their uses need them, and with changed layouts inside."""
         region = region_of(eqn)
         outputs = tuple(
             output
@@ -153,6 +157,7 @@ class LayoutPropagator:
         return attrs.evolve(output, layout=shown_layout(sliced_type(type, dim)))
 
     def _place(self, eqn: Equation) -> None:
+        """Note the types of the results of an equation, by its layout."""
         if eqn.regions:
             for result, output in zip(eqn.results, region_of(eqn).outputs, strict=True):
                 self.placed[result] = result.type.split_by(output.layout or {})
@@ -173,6 +178,9 @@ class LayoutPropagator:
         return lambda value: axis in self.pending.get(value, ())
 
     def _moves(self, eqn: Equation) -> bool:
+        """Return True if the layout of an equation may change: no rule names it, it sums over nothing, and it ends no pending
+        sum.
+        """
         opdef = OPS[eqn.op]
         if not eqn.operands or len(eqn.results) > 1 or eqn in self.fixed or opdef.layout_rule(eqn).reduced:
             return False
@@ -184,12 +192,14 @@ class LayoutPropagator:
         )
 
     def _wanted(self, use: Use) -> TensorType:
+        """Return the type in which a use needs a value."""
         if isinstance(use, Output):
             return use.value.type.split_by(use.layout or {})
         return needed_type(self.changed.get(use[0], use[0]), use[1])
 
     def _follow(self, eqn: Equation, uses: list[Use]) -> bool:
-        """Choose the cheapest of three layouts: the present one, that of all uses, and that of the only operand.
+        """Choose the cheapest of three layouts: the present layout, the layout of all uses, and the layout of the only
+        operand.
 
         Return True if it is another one than the present.
         """
@@ -209,6 +219,11 @@ class LayoutPropagator:
         return True
 
     def _candidates(self, eqn: Equation, wanted: list[TensorType]) -> Iterator[dict[str, Axes]]:
+        """Yield the layouts that an equation may follow: the one that all uses want, and that of its only operand.
+
+        An op of which the layout rule forbids a split, or does not divide a dimension evenly, does not follow. wanted: types of
+        the uses.
+        """
         rule, operands = OPS[eqn.op].layout_rule(eqn), [self.placed[value] for value in eqn.operands]
         found = wanted if len(wanted) == 1 else []
         follows = rule is BY_NAME or has_trait(eqn, *MOVING)
@@ -222,7 +237,7 @@ class LayoutPropagator:
                 yield shown_layout(type)
 
     def _as_operand(self, eqn: Equation, operand: TensorType) -> TensorType:
-        """Return the type of the result if its dimensions are split as those of the operand that run along them."""
+        """Return the type of the result if each dimension is split as the operand's dimension that runs along it."""
         rule = OPS[eqn.op].layout_rule(eqn)
         pairs = zip(operand.names, operand.splits, strict=True)
         return eqn.result.type.split_by({rule.index.get(name, name) or "": axes for name, axes in pairs})
@@ -232,7 +247,10 @@ class LayoutPropagator:
         return type
 
     def _cost(self, eqn: Equation, wanted: Iterable[TensorType]) -> tuple[float, int]:
-        """Return the bytes that a processor sends before and after the equation, and the elements that it computes."""
+        """Return the bytes that a processor sends before and after the equation, and the elements that it computes.
+
+        wanted: the types that the uses need.
+        """
         groups = self._groups(eqn)
         made = self._pending(self._made(eqn), set(groups))
         arriving = min(

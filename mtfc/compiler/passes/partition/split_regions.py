@@ -67,6 +67,12 @@ Place = Equation | Argument | Output
 
 @frozen
 class SplitRegions(Pass):
+    """The pass. Costs are bytes sent in the same time.
+
+    form: what is stored of a gathered value, see above. balance: FLOPs for a byte sent. traffic: bytes of memory traffic for a
+    byte sent. start: the cost of starting a collective. least: the least saving for which a dimension is split.
+    """
+
     name: ClassVar[str] = "split-regions"
     takes: ClassVar[tuple[Level, ...]] = ("assigned",)
     form: str = attrs.field(default="layout", validator=one_of(FORMS))
@@ -76,6 +82,7 @@ class SplitRegions(Pass):
     least: int = 1 << 20
 
     def run(self, program: Program) -> Program:
+        """Return the program with split regions, if the pass or the layout's forms ask for them."""
         form = program.layout.forms.regions if self.form == "layout" and program.layout else self.form
         if form not in ("time", "memory"):
             return program
@@ -83,14 +90,15 @@ class SplitRegions(Pass):
         return program.map_functions(lambda function: chosen._split(function, program.placed_on, named))
 
     def _split(self, function: Function, mesh: Mesh, named: set[str]) -> Function:
+        """Split, for each axis, the first dimension of a function that saves nearly as many bytes as the best one."""
         for axis, _ in (each for each in mesh.axes if each[1] > 1):
             dims = candidates(function, axis)
             facts = AxisFacts(function, axis, mesh, named, self)
-            cases = [RegionCut.of(function, dim, facts) for dim in dims]
-            most = max((case.saved for case in cases), default=0.0)
-            best = next((case for case in cases if case.split and case.saved >= NEARLY * most), None)
-            if best is not None and best.saved >= self.least:
-                function = best.applied(function)
+            cuts = [RegionCut.of(function, dim, facts) for dim in dims]
+            most_saved = max((cut.saved for cut in cuts), default=0.0)
+            chosen = next((cut for cut in cuts if cut.split and cut.saved >= NEARLY * most_saved), None)
+            if chosen is not None and chosen.saved >= self.least:
+                function = chosen.applied(function)
         return function
 
 
@@ -156,15 +164,18 @@ def more_split(place: Place, dim: str, axis: str) -> dict[str, Axes]:
 
 
 class AxisFacts:
-    """The facts of one axis, which the networks of all dimensions share.
-
-    kept: the places with layouts of their own. pending: the values in which a sum over the axis may be pending. dims: the
-    dimensions of each equation, those of its region included. An equation has no arcs in the networks of other dimensions.
-    """
+    """The facts of one axis, which the networks of all dimensions share."""
 
     def __init__(
         self, function: Function, axis: str, mesh: Mesh, named: set[str], options: SplitRegions
     ) -> None:
+        """Collect the facts.
+
+        named: the names that a user can see. options: the pass. size: the devices along the axis. others: the share of them
+        that are not this one. kept: the places with layouts of their own. pending: the values in which a sum over the axis
+        may be pending. dims: the dimensions of each equation, those of its region included. An equation has no arcs in the
+        networks of other dimensions.
+        """
         self.axis, self.mesh, self.options = axis, mesh, options
         self.size = mesh.sizes[axis]
         self.others = 1 - 1 / self.size
@@ -175,6 +186,7 @@ class AxisFacts:
         self._note(function.body)
 
     def _note(self, body: Iterable[Equation]) -> None:
+        """Note the dimensions of each equation."""
         for eqn in body:
             dims = {dim for value in (*eqn.operands, *eqn.results) for dim in value.type.dims}
             for region in eqn.regions:
@@ -194,6 +206,7 @@ class AxisFacts:
         return self._costs[eqn]
 
     def _cost(self, eqn: Equation) -> float:
+        """Return the time that would be saved if an equation ran on parts, as bytes sent in that time."""
         operands = (Value(v.name, needed_type(eqn, i)) for i, v in enumerate(eqn.operands))
         results = tuple(Value(v.name, v.type.split_by(eqn.layout or {})) for v in eqn.results)
         placed = attrs.evolve(eqn, operands=tuple(operands), results=results)
@@ -203,15 +216,18 @@ class AxisFacts:
 
 
 class RegionNetwork:
-    """The arcs of one function. Node (place, k) is on the source's side if the label of the place is below k. Node (value, k) is
-    there if no use needs a label of k or more.
+    """The arcs of one function. Node (place, k) is on the source's side if the label of the place is below k.
 
-    free: places that may be on parts. makers: the place that makes each value with the dimension, or its label if that is known.
-    elsewhere: values that the axis splits along another dimension. beside: an equation through which a sum may stay pending, and
-    the operands with the dimension that must be whole then.
+    Node (value, k) is there if no use needs a label of k or more.
     """
 
     def __init__(self, dim: Dim, facts: AxisFacts) -> None:
+        """Start without arcs.
+
+        dim: the dimension that would be split. free: places that may be on parts. makers: the place that makes each value
+        with the dimension, or its label if that is known. elsewhere: values that the axis splits along another dimension.
+        beside: an equation through which a sum may stay pending, and the operands with the dimension that must be whole then.
+        """
         self.dim, self.facts = dim, facts
         self.axis, self.mesh, self.options = facts.axis, facts.mesh, facts.options
         self.arcs: list[Arc] = []
@@ -255,6 +271,7 @@ class RegionNetwork:
             self._needed(output.value, output.value.type.split_by(output.layout or {}))
 
     def _body(self, body: Iterable[Equation], times: int) -> None:
+        """Add the equations of a body that know the dimension. times: how often the body runs in a step."""
         for eqn in (each for each in body if self.dim in self.facts.dims[each]):
             if eqn.regions:
                 self._loop(eqn, times)
@@ -289,7 +306,10 @@ class RegionNetwork:
         return self.dim in value.type.dims
 
     def _made(self, value: Value, type: TensorType, by: Place | int, times: int = 1) -> None:
-        """Add a value; a use that needs a larger label costs a collective for each step between."""
+        """Add a value; a use that needs a larger label costs a collective for each step between.
+
+        by: the place that makes the value, or its label. times: how often the value is made in a step.
+        """
         if not self._has_dim(value):
             return
         self.makers[value] = by
@@ -307,7 +327,10 @@ class RegionNetwork:
             self.elsewhere.add(value)
 
     def _use(self, value: Value, needs: Mapping[int, int], by: Place | None = None) -> None:
-        """Add a use. needs: for each label that the using place may have, the label of the value that it needs."""
+        """Add a use. needs: for each label that the using place may have, the label of the value that it needs.
+
+        by: the using place; None if it has no label.
+        """
         for k in (PARTS, WHOLE):
             asking = [label for label, needed in needs.items() if needed >= k]
             if asking and (by is None or len(asking) == len(needs)):
@@ -331,7 +354,10 @@ class RegionNetwork:
     # Equations
 
     def _split_equation(self, eqn: Equation, times: int) -> None:
-        """Add an equation whose layout uses the axis: its operands and results have known types."""
+        """Add an equation whose layout uses the axis: its operands and results have known types.
+
+        times: how often the equation runs in a step.
+        """
         rule = OPS[eqn.op].layout_rule(eqn)
         for i, value in enumerate(eqn.operands):
             self._needed(value, needed_type(eqn, i), times)
@@ -343,6 +369,7 @@ class RegionNetwork:
                 self._given(value, type, times)
 
     def _equation(self, eqn: Equation, times: int) -> None:
+        """Add an equation whose layout may or may not use the axis: arcs for its operands and results, and for its work."""
         group = self._group(eqn)
         split = attrs.evolve(eqn, layout=more_split(eqn, self.dim.name, self.axis))
         labels = {WHOLE, *((PARTS,) if self._can_split(eqn, split) else ()), *((PENDING,) if group else ())}
@@ -403,6 +430,10 @@ class RegionNetwork:
     # Loops
 
     def _loop(self, eqn: Equation, times: int) -> None:
+        """Add a loop: its operands, its body, and its results.
+
+        Ends of the body that may be on parts are places of their own.
+        """
         region, inside, looped = region_of(eqn), times * dim_of(eqn).size, dim_of(eqn) == self.dim
         labels: dict[str, Place | int] = {}
         is_small = self.options.form == "memory"
@@ -439,7 +470,7 @@ class RegionNetwork:
         return end
 
     def _passed(self, value: Value, type: TensorType, to: Place | int, times: int) -> None:
-        """Add the use of a value by the end of a region."""
+        """Add the use of a value by the end of a region. to: the end of the region, or its label."""
         if isinstance(to, int):
             self._needed(value, type, times)
         elif self._has_dim(value):
@@ -448,7 +479,10 @@ class RegionNetwork:
                 self._exchanged(to, type, times)
 
     def _sliced(self, stack: Value, by: Place | int, type: TensorType, times: int) -> None:
-        """Keep the slices as the stack is, which would otherwise be gathered at once, or split as a whole."""
+        """Keep the slices as the stack is, which would otherwise be gathered at once, or split as a whole.
+
+        by: the place of the slices, or its label. times: how often a slice is read in a step.
+        """
         maker = self.makers[stack]
         if isinstance(by, int) or maker == PENDING:
             return

@@ -59,6 +59,11 @@ FORMS = ("auto", "gather", "ring", "heads")
 
 @frozen
 class SpreadAttention(Pass):
+    """The pass. form: how keys are shared, see above. balance: FLOPs for a byte sent.
+
+    least: the fewest keys of a ring's block.
+    """
+
     name: ClassVar[str] = "spread-attention"
     takes: ClassVar[tuple[Level, ...]] = ("assigned",)
     form: str = attrs.field(default="auto", validator=one_of(FORMS))
@@ -66,6 +71,7 @@ class SpreadAttention(Pass):
     least: int = 128
 
     def run(self, program: Program) -> Program:
+        """Return the program in which devices share the keys of attention."""
         dims = NewDims(program.dims)
         each = AttentionSpreader(program.placed_on, self, dims, program.named_values, {})
         return dims.declared_in(program.map_functions(each.function))
@@ -107,6 +113,7 @@ def form_costs(eqn: Equation, case: SharedKeys, mesh: Mesh, balance: int) -> dic
     shards, is_causal = mesh.size(case.axes), case.low is not None
 
     def size(*values: Value) -> int:
+        """Return the bytes of values on a device, under the splits of the form."""
         types = (
             value.type.split_by({name: splits.get(name, ()) for name in value.type.names}) for value in values
         )
@@ -177,6 +184,7 @@ class AttentionSpreader:
         return found
 
     def _form(self, eqn: Equation, case: SharedKeys) -> str:
+        """Return the form in which an attention shares its keys: the option, or the cheapest one in time and then in memory."""
         costs = form_costs(eqn, case, self.mesh, self.options.balance)
         if self.options.form != "auto":
             return self.options.form if self.options.form in costs else "gather"
@@ -221,7 +229,7 @@ class AttentionSpreader:
 
 
 def _key(eqn: Equation) -> Hashable:
-    """Return what attention has in common with its gradients."""
+    """Return a key that attention and its gradients share."""
     own = {name: value for name, value in eqn.attrs.items() if name not in (PART.name, OPERAND.name)}
     return eqn.span, tuple(sorted(own.items())), tuple(value.type for value in eqn.operands[:3])
 
@@ -245,6 +253,11 @@ class _CaseFinder:
     fixed: set[LayoutTarget]
 
     def case(self, eqn: Equation) -> SharedKeys | None:
+        """Return how an attention may share its keys: the first split dimension of rows, with a dimension of keys that is split
+        alike.
+
+        A ring is possible if blocks are even, and if no mask, bias or other operand has both dimensions.
+        """
         layout = eqn.layout or {}
         _, k, v, *others = eqn.operands
         for row in (dim for dim in row_dims(eqn) if dim.name in layout):

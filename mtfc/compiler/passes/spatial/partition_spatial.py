@@ -32,6 +32,7 @@ class PartitionSpatial(Pass):
     takes: ClassVar[tuple[Level, ...]] = ("global",)
 
     def run(self, program: Program) -> Program:
+        """Return the program with blocks in the place of positions that the layout splits."""
         if program.mesh is None or program.layout is None:
             return program
         each = SpatialPartitioner(
@@ -53,6 +54,7 @@ class SpatialPartitioner:
         return rewritten(function, self._rule)
 
     def _rule(self, function: Function) -> Rewrite:
+        """Return a rewrite that replaces an equation by its op's equations on blocks, where the op has a rule for that."""
         defined = {value: eqn for eqn in function.body for value in eqn.results}
 
         def distributed(build: Builder, eqn: Equation) -> Sequence[Value] | None:

@@ -56,6 +56,7 @@ class SpreadGroups(Pass):
     rows: int = 4
 
     def run(self, program: Program) -> Program:
+        """Return the program with spread groups, by the layout's form or the option."""
         if program.mesh is None or program.layout is None:
             return program
         dims = NewDims(program.dims)
@@ -227,7 +228,9 @@ class GroupSpreader:
             self.parts[eqn.result] = BlockPart(self._of_parts(build, eqn, rows), rows, False)
 
     def _of_parts(self, build: Builder, eqn: Equation, rows: BlockRows) -> Value:
-        """Append an equation that computes on parts, where operands have them, what `eqn` computes on values."""
+        """Append an equation that computes on parts of its operands, where they have parts, as `eqn` computes on whole
+        values.
+        """
         operands = [self._read(build, value, rows) for value in eqn.operands]
         blocks = (rows.blocks,) if any(rows.blocks in value.type.dims for value in operands) else ()
         attributes: dict[str, Any] = dict(eqn.attrs)

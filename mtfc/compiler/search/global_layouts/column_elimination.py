@@ -145,6 +145,11 @@ class StepTerms:
 
     @classmethod
     def of(cls, step: StepFacts, split: Dims, shards: Iterable[int]) -> StepTerms:
+        """Group the terms of a step by the names of dimensions that they depend on. split: the mixed dimensions that layouts
+        split.
+
+        shards: numbers of shards, each of which has halos of its own.
+        """
         facts = step.facts(split)
         found: dict[Dims, _Terms] = defaultdict(_Terms)
         for term, times in facts.kernels.items():
@@ -173,6 +178,7 @@ class ColumnTerms:
 
     @classmethod
     def of(cls, bound: LayoutBound, step: StepTerms, columns: Columns) -> ColumnTerms:
+        """Group the terms of a step by the columns that they depend on."""
         found: dict[Columns, list[_Terms]] = defaultdict(list)
         for names, terms in step.terms.items():
             found[bound.columns(names) & columns].append(terms)
@@ -219,6 +225,11 @@ class ColumnTerms:
     def _table(
         self, rows: Rows, closed: Columns, scope: tuple[int, ...], is_whole: bool, terms: Sequence[_Terms]
     ) -> JointCosts:
+        """Return the least cost of some terms for each choice of the columns in `scope`. closed: columns that are decided
+        already.
+
+        is_whole: True if the rows decide all columns that the terms depend on.
+        """
         decided = closed
         for column in scope:
             rows, _ = self.bound.space.extended(rows, column, decided, self.bound.mesh)

@@ -41,12 +41,17 @@ class MaskRange:
     high: Rows
 
     def where(self, kept: Booleans | Integers) -> MaskRange:
+        """Return the layouts that a mask or an index selects."""
         return MaskRange(self.low[kept], self.high[kept])
 
 
 @attrs.frozen(slots=False, eq=False)
 class SearchSetting:
-    """A step, its layouts on one mesh, and the machine. overlaps: True if communication overlaps with independent computation."""
+    """A step, its layouts on one mesh, and the machine.
+
+    space: the columns of the layouts. overlaps: True if communication overlaps with independent computation. numbers: the
+    columns of sets of dimensions that were asked for.
+    """
 
     space: LayoutSpace
     step: StepFacts
@@ -61,9 +66,11 @@ class SearchSetting:
 
     @property
     def degrees(self) -> Seconds:
+        """Return the number of shards by the mask of the axes that split a dimension, as floats."""
         return self.collectives.degrees
 
     def columns(self, dims: Dims) -> Columns:
+        """Return the columns of the layouts that decide dimensions; some dimensions have none."""
         found = self.numbers.get(dims)
         if found is None:
             number = self.space.number
@@ -78,6 +85,10 @@ class EffectBounds:
     """
 
     def __init__(self, setting: SearchSetting, known: MaskRange) -> None:
+        """Bound the layouts `known`.
+
+        number: how many they are. The other fields hold what was found already.
+        """
         self.setting, self.known, self.number = setting, known, len(known.low)
         self._unions: tuple[dict[Columns, Rows], dict[Columns, Rows]] = ({}, {})
         self._alike: dict[Pairs, Rows] = {}
@@ -95,6 +106,7 @@ class EffectBounds:
         return self._union(dims, self.known.high, self._unions[1])
 
     def _union(self, dims: Dims, rows: Rows, found: dict[Columns, Rows]) -> Rows:
+        """Return the union of the masks of dimensions, which is found once. found: the unions so far."""
         columns = self.setting.columns(dims)
         if columns not in found:
             found[columns] = union(rows, columns)
@@ -131,6 +143,10 @@ class EffectBounds:
         return self._terms[term]
 
     def _term(self, term: Term) -> Seconds:
+        """Return the least value of a term under each partly decided layout. [layout]
+
+        An amount is divided by as many shards as the layout may still allow.
+        """
         match term:
             case ShardedAmount(amount, dims, alike):
                 split = self.high(dims)
@@ -192,6 +208,7 @@ class EffectBounds:
         return sent, joined
 
     def _halo(self, halo: Halo, mask: int, local: Seconds) -> Seconds:
+        """Return the seconds of a halo over the axes in a mask: a shift, or a kernel. local: its bytes on a device."""
         if halo.hops is not None:
             return self.setting.collectives.shifting(mask, halo.hops, local)
         device = self.setting.hardware.device
@@ -217,6 +234,9 @@ class EffectBounds:
         return total
 
     def _by_axes(self, parameter: StoredParameter) -> Seconds:
+        """Return the seconds of a stored parameter's collectives, over the axes that surely split it where it is stored and
+        not where it is used.
+        """
         most = self.high(parameter.used)
         over = self.low(parameter.array.dims) & ~most
         table = self.setting.collectives.reduction(parameter.array.bytes)
@@ -273,6 +293,11 @@ class EffectBounds:
         return leaving & ~self._shared(self.setting.columns(frozenset(data.beside)))
 
     def _path(self, path: DataPath, leaving: Rows, sharing: Mapping[Value, Integers]) -> Seconds:
+        """Return the least seconds of the exchanges along one path of moved data, for each layout.
+
+        leaving: the axes that data leaves the path's start with. sharing: by value, the number of paths that share its
+        exchange.
+        """
         seconds, rows = np.zeros(self.number), np.flatnonzero(leaving)
         if not len(rows):
             return seconds

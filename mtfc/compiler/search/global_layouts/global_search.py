@@ -134,6 +134,7 @@ class Branching:
         return len(self.order) - len(self.bound.space.storing.intersection(self.order[self.closed :]))
 
     def start(self) -> PartialLayouts:
+        """Return the partial layouts that the search starts from, with their bounds."""
         rows = self.bound.space.start(frozenset(self.order[: self.closed]), self.bound.mesh)
         block = PartialLayouts(self, self.closed, rows, np.zeros(len(rows)))
         known = self._known(block)
@@ -369,6 +370,7 @@ class BranchAndBound(PricedLayouts):
         self._report()
 
     def _branch(self, until: float) -> None:
+        """Work out the block with the least bound, again and again, until the bound meets the limit or the time is over."""
         while self.bound < self.limit and process_time() < until:
             self._report()
             self.working_on = self.queue[0][-1]
@@ -427,6 +429,7 @@ class BranchAndBound(PricedLayouts):
             self._push(block.where(slice(1, None)))
 
     def _push(self, block: PartialLayouts) -> None:
+        """Put a block into the queue. The least bound comes first, and of equal ones the deepest."""
         if len(block.rows):
             entry = (float(block.bounds[0]), -block.depth, block.on.axes, next(self.order), block)
             heapq.heappush(self.queue, entry)

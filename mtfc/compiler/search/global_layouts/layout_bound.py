@@ -77,6 +77,7 @@ class LayoutBound(SearchSetting):
         return self._held(known, self.step.memory_on_device)
 
     def _held(self, known: MaskRange, facts: MemoryFacts) -> Seconds:
+        """Return the least bytes in use on a device at the fullest point of the step, for each layout."""
         if id(facts) not in self.alive:
             self.alive[id(facts)] = self._alive(facts)
         alive, unions = self.alive[id(facts)], dict[Columns, Rows]()
@@ -103,6 +104,7 @@ class LayoutBound(SearchSetting):
         return self._split(known, self.heavy)
 
     def _split(self, known: MaskRange, parts: Iterable[tuple[Columns, float]]) -> Seconds:
+        """Return the sum of some amounts, each divided by the shards of the columns that split it."""
         total = np.zeros(len(known.low))
         for columns, amount in parts:
             total += (amount / self.degrees)[union(known.high, columns)]
@@ -177,6 +179,7 @@ class LayoutBound(SearchSetting):
         ]
 
     def _on(self, hardware: Hardware) -> LayoutBound:
+        """Return the bound on other hardware."""
         if hardware == self.hardware:
             return self
         return LayoutBound(self.space, self.step.on(hardware.device), self.mesh, hardware, self.overlaps)

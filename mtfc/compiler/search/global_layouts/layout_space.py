@@ -215,6 +215,7 @@ def layout_of(space: LayoutSpace, masks: list[int], mesh: Mesh) -> Layout:
 
 
 def _axes(space: LayoutSpace, column: LayoutColumn, mask: int, masks: list[int], mesh: Mesh) -> Axes:
+    """Return the axes of a column in order: the axes of its base, then those that the column adds. masks: the row."""
     if column.base is None:
         return axes_of(mask, mesh)
     before = masks[column.base]

@@ -133,6 +133,11 @@ class _CanonicalFacts:
 
     @classmethod
     def of(cls, facts: Facts, rename: Rename) -> _CanonicalFacts:
+        """Return the facts in canonical form. Sums and moved data that share values have one form together.
+
+        rename: the name of a dimension -> its name in the form.
+        """
+
         def longer(group: Sequence[SumRoute]) -> Hashable:
             stops = (stop for route in group for stop in route.stops)
             return tuple(tuple(facts.completing.get(stop.value, ())) for stop in stops)
@@ -220,6 +225,7 @@ def _repeated(route: SumRoute, number: int) -> SumRoute:
 
 
 def _counted(counts: Mapping[Any, int], rename: Rename) -> Counter[Any]:
+    """Return how often each canonical form occurs."""
     found: Counter[Any] = Counter()
     for fact, number in counts.items():
         found[canonical_form(fact, rename, {})] += number

@@ -98,7 +98,8 @@ class StepFacts:
     positions: equations that mix positions, and attention, with the sets of dimensions that replace the equation when split.
     Enough is known of the replacements of windows (`opdef.Bridge`), and little of those of other ops. recomputes: True if
     values may be computed again, so that none needs memory for long, and the backward pass need not read those that it
-    computes. has_short_routes: True if sums are followed on the routes of the fewest stops.
+    computes. has_short_routes: True if sums are followed on the routes of the fewest stops. found, sent: the facts that were
+    asked for.
     """
 
     function: Function
@@ -113,6 +114,10 @@ class StepFacts:
     def of(
         cls, function: Function, device: Device, recomputes: bool = False, has_short_routes: bool = False
     ) -> StepFacts:
+        """Return the facts of a function on a device.
+
+        The dimensions of attention that layouts may split otherwise than the rest count as mixed.
+        """
         positions = replaced_in(function, lambda eqn: bridge_of(eqn) is None)
         makers = {value: eqn for eqn in walk(function.body) for value in eqn.results}
         for eqn in filter(_is_attention, walk(function.body)):
@@ -145,6 +150,7 @@ class StepFacts:
         return MemoryFacts(bound.always, *largest_points(({},) if self.recomputes else bound.points))
 
     def _program(self, is_common: IsCommon) -> CommonProgram:
+        """Return the part of the program that all layouts have in common: the equations for which `is_common` is true."""
         return CommonProgram(
             self.function,
             self.names,
@@ -157,6 +163,9 @@ class StepFacts:
 
     @cached_property
     def _replaced(self) -> Mapping[Equation, Dims | None]:
+        """Return the equations that a layout may replace, with the dims that must be whole for them to stay; None if it is
+        not known which.
+        """
         dots = (eqn for eqn in walk(self.function.body) if not is_binary(eqn))
         attention = filter(_is_attention, walk(self.function.body))
         return {**dict.fromkeys(dots), **mixed_in(self.function), **dict.fromkeys(attention)}
@@ -274,6 +283,7 @@ def passing_carries(function: Function) -> set[Value]:
 
 
 def _facts(program: CommonProgram, find: FindKernels) -> Facts:
+    """Collect the effects of a program: kernels, routes of sums, moved data and stored parameters. find: finds the kernels."""
     function = program.function
     routes = sum_routes(program)
     readers = {stop.value: stop.readers for route in routes for stop in route.stops}
@@ -349,6 +359,7 @@ def _is_attention(eqn: Equation) -> bool:
 
 
 def _mixed(eqn: Equation) -> Dims:
+    """Return the dimensions along which an equation mixes elements: a layout that splits one replaces the equation."""
     rule = rule_of(eqn)
     names = frozenset(name for value in (*eqn.operands, *eqn.results) for name in value.type.names)
     unnamed = frozenset(name for name in names if rule.index.get(name, name) is None)
@@ -374,6 +385,7 @@ def _applies(eqn: Equation, split: set[Dim], names: Names, makers: dict[Value, E
         return ("all",) if each is eqn and dim in split else ()
 
     def applies(shards: int) -> bool:
+        """Return True if the op's `distribute` rule makes equations for a number of shards."""
         build = Builder(names, eqn.span, eqn.stage)
         rule = OPS[eqn.op].distribute
         return rule is not None and rule(new_blocks()(build, axes, shards, makers.get), eqn) is not None
@@ -419,6 +431,7 @@ def sharing(facts: Iterable[SumRoute | MovedData]) -> list[tuple[Any, ...]]:
 
 
 def _values(fact: SumRoute | MovedData) -> Iterator[Value]:
+    """Yield the values that a sum's route, or moved data, passes."""
     if isinstance(fact, SumRoute):
         yield from (stop.value for stop in fact.stops)
     else:

@@ -49,12 +49,15 @@ Find: TypeAlias = Callable[[Iterable[Dims]], Rows]
 
 @attrs.frozen(eq=False)
 class _SumTables:
-    """The sums of some layouts.
+    """The pending sums of some layouts, as masks of axes.
+
+    A route is the way of one sum through a step; a stop is a value on a route where the sum may be completed (`SumRoute`,
+    `SumStop`).
 
     By [route, layout]: `pending` are the axes that a sum is pending over where it arises; `halved` are the axes over which half
-    an all-reduce completes the sum. By [stop, layout]:
-    `left` are the axes that the sum may still be pending over at the stop; `made` are axes that surely split the value made
-    there, `most` all axes that can; `longer` is the additional time of kernels if the sum is completed there.
+    an all-reduce completes the sum. By [stop, layout]: `left` are the axes that the sum may still be pending over at the stop;
+    `made` are axes that surely split the value made there, `most` all axes that can; `longer` is the additional time of kernels
+    if the sum is completed there.
     """
 
     pending: Rows
@@ -214,6 +217,8 @@ class SumBound:
         return _AlikeSums(axes, layouts, first, which, stops, left != 0, costs)
 
     def _sums(self, each: EffectBounds, rows: slice) -> _SumTables:
+        """Return the tables of the layouts in some rows."""
+
         def low(dims: Iterable[Dims]) -> Rows:
             return np.stack([each.low(names)[rows] for names in dims])
 

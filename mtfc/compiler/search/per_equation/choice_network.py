@@ -124,6 +124,7 @@ def layout_of_choices(network: ChoiceNetwork, choices: ChosenStrategies, name: s
 def _placed(
     network: ChoiceNetwork, choices: ChosenStrategies
 ) -> Iterator[tuple[LayoutTarget, Iterable[tuple[str, Axes]]]]:
+    """Yield each target of a layout with the splits that the choices give to the target."""
     for node, choice in zip(network.nodes, choices, strict=True):
         option = node.options[choice]
         if not isinstance(node.owner, Value):

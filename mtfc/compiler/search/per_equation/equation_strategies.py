@@ -64,6 +64,7 @@ class PlacedStrategies:
 
 
 def _placed(eqn: Equation, rule: LayoutRule, strategy: Strategy, mesh: Mesh) -> Equation:
+    """Return an equation with the layout of a strategy, and with operands and results placed so."""
     own = attrs.evolve(eqn, layout=strategy.layout)
     needed = (strategy.operand_type(rule, own, i) for i in range(len(eqn.operands)))
     made = strategy.made(rule, own, mesh)

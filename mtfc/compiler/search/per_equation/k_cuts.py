@@ -53,7 +53,9 @@ def prime_factors(number: int) -> list[int]:
 def k_cuts(function: Function, mesh: Mesh, splittable: Collection[str], until: float) -> Found:
     """Return the tiling by cuts along the axes of a mesh, in their order. Its value is the bytes that one device sends.
 
-    Raises `TimeoutError` if the choices of some cut are not known at `until`, a time of `time.monotonic`, and `NotFound`.
+    Each cut tiles the network over the axes up to its own, and keeps the choices of the cuts before. splittable: dimensions
+    that a layout can name. Raises `NotFound`, and `TimeoutError` if some cut is not chosen at `until`, a time of
+    `time.monotonic`.
     """
     chosen: dict[object, Projection] = {}
     sent: list[float] = []
@@ -92,6 +94,7 @@ def projection(node: ChoiceNode, option: int, axes: Axes) -> Projection:
 
 
 def _only(layout: Collection[tuple[str, Axes]] | Iterator[tuple[str, Axes]], axes: Axes) -> Projection:
+    """Return a layout with no axes but `axes`, in an order that makes equal layouts equal."""
     kept = {dim: tuple(axis for axis in split if axis in axes) for dim, split in layout}
     return tuple(sorted((dim, split) for dim, split in kept.items() if split))
 

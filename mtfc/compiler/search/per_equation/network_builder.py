@@ -38,8 +38,9 @@ KEPT_FOREVER = 1 << 40
 
 @attrs.frozen(eq=False)
 class _ValueSource:
-    """The node that makes a value, and the placement of the value under each option. Under the last `sent` options the value may
-    have been sent.
+    """The node that makes a value, and the placement of the value under each option.
+
+    Under the last `sent` options the value may have been sent. made: the number of the placement under each option.
     """
 
     node: int
@@ -63,7 +64,10 @@ class _ValueSource:
 
 @attrs.frozen(eq=False)
 class _ValueUse:
-    """A node that uses a value, the placement that each of its options needs, and the cost of a copy for each option."""
+    """A node that uses a value, the placement that each of its options needs, and the cost of a copy for each option.
+
+    needed: the number of the placement for each option.
+    """
 
     node: int
     needed: Indices
@@ -113,10 +117,15 @@ class ValueNetwork:
     def _comes_from(
         self, value: Value, node: int, types: Sequence[TensorType], reduction: str = "sum"
     ) -> None:
+        """Note that a node makes a value, with the type of the value under each option."""
         placements = self.conversions.of(value.type, reduction)
         self.sources[value] = _ValueSource(node, placements, placements.indices(types))
 
     def _edge(self, first: int, second: int, costs: Numbers) -> None:
+        """Add an edge with costs, unless nothing costs. Communication from the backward pass to the update is weighted.
+
+        first, second: the numbers of both nodes.
+        """
         if first == second or not costs.any():
             return
         if _stage(self.nodes[second]) == "update" != _stage(self.nodes[first]):
@@ -132,8 +141,9 @@ class ValueNetwork:
         node.death = max(node.death, until)
 
     def _connect(self, function: Function, times: int) -> None:
-        """Add edges from each value to the equations that use the value. If several equations use it, the edges go through a
-        version.
+        """Add edges from each value to the equations that use the value.
+
+        If several equations use it, the edges go through a version. times: how often the function runs in a step.
         """
         values = [argument.value for argument in function.arguments]
         values += [value for eqn in function.body for value in eqn.results]
@@ -148,9 +158,12 @@ class ValueNetwork:
         self._edge(source.node, use.node, source.costs(use) * times)
 
     def _version(self, value: Value, source: _ValueSource, uses: Sequence[_ValueUse], times: int) -> None:
-        """Add a version: the value as it is made, or a copy in the placement of its first use, which other uses share."""
-        first, *others = uses
-        needs = {int(i) for use in others for i in use.needed}
+        """Add a version: the value as it is made, or a copy in the placement of its first use, which other uses share.
+
+        source: the node that makes the value. times: how often the value is made in a step.
+        """
+        first, *other_uses = uses
+        needs = {int(i) for use in other_uses for i in use.needed}
         copies = np.array([i for i in np.unique(first.needed) if i in needs], np.intp)
         places, origin = source.placements, self.nodes[source.node]
         same = np.unique(source.made)
@@ -159,14 +172,14 @@ class ValueNetwork:
         number = self._node(value, options, memory)
         node = self.nodes[number]
         node.birth, node.death, node.shared = origin.birth, origin.death, len(same)
-        kept = np.where(source.made[:, None] == same, 0.0, np.inf)
-        moved = places.costs[np.ix_(source.made, copies)] * times
-        self._edge(source.node, number, np.concatenate([kept, moved], axis=1))
-        given = _ValueSource(number, places, same).costs(first) * times
-        taken = np.where(copies[:, None] == first.needed, 0.0, np.inf)
-        self._edge(number, first.node, np.concatenate([given, taken]))
+        costs_of_same = np.where(source.made[:, None] == same, 0.0, np.inf)
+        costs_of_copies = places.costs[np.ix_(source.made, copies)] * times
+        self._edge(source.node, number, np.concatenate([costs_of_same, costs_of_copies], axis=1))
+        first_use_of_same = _ValueSource(number, places, same).costs(first) * times
+        first_use_of_copies = np.where(copies[:, None] == first.needed, 0.0, np.inf)
+        self._edge(number, first.node, np.concatenate([first_use_of_same, first_use_of_copies]))
         version = _ValueSource(number, places, np.concatenate([same, copies]), len(copies))
-        for use in others:
+        for use in other_uses:
             self._needs(version, use, times)
 
 
@@ -188,6 +201,9 @@ class NetworkBuilder(ValueNetwork):
     choices: dict[object, PlacedStrategies] = attrs.field(factory=dict, init=False)
 
     def network(self, function: Function) -> ChoiceNetwork:
+        """Return the network of a function: nodes for arguments, equations and outputs, and edges for the resharding between
+        them.
+        """
         self.pending = self.sums(function)
         ports = {
             argument.value.name: self._port(argument, argument.value, 0, KEPT_FOREVER)
@@ -226,6 +242,10 @@ class NetworkBuilder(ValueNetwork):
     # Equations
 
     def _body(self, function: Function, times: int) -> None:
+        """Add the equations of a body that runs `times` times in a step.
+
+        The clock counts equations; memory is held between its times.
+        """
         replaced = {output.value for output in function.outputs if output.updates is not None}
         self.unstored |= unstored(function, self.inside)
         for eqn in in_time(function.body, self.until):
@@ -238,7 +258,10 @@ class NetworkBuilder(ValueNetwork):
                 self._equation(eqn, times, replaced)
 
     def _equation(self, eqn: Equation, times: int, replaced: Collection[Value]) -> None:
-        """Add an equation. A result that replaces an argument overwrites it, and takes no further memory."""
+        """Add an equation. A result that replaces an argument overwrites it, and takes no further memory.
+
+        times: how often the equation runs in a step. replaced: the results that replace arguments.
+        """
         rule = OPS[eqn.op].layout_rule(eqn)
         pending = [i for i, value in enumerate(eqn.operands) if value in self.pending]
         choices = self._choices(eqn, pending)
@@ -286,6 +309,10 @@ class NetworkBuilder(ValueNetwork):
     # Loops and outputs
 
     def _loop(self, eqn: Equation, times: int) -> None:
+        """Add a loop that runs `times` times: nodes for the arguments of its body, the body, and the uses of what it returns.
+
+        Operands stay in memory until the loop ends; the arrays that are carried in are replaced at its start.
+        """
         region, begin = region_of(eqn), self.clock
         inner = times * dim_of(eqn).size
         ports = {a.value.name: self._port(a, a.value, begin, begin) for a in region.arguments}
@@ -349,8 +376,11 @@ class NetworkBuilder(ValueNetwork):
     def _leaves(
         self, result: Value, output: Output, ports: Mapping[str, int], begin: int, times: int
     ) -> None:
-        """Connect a result. A carry leaves with the placement that it has between iterations; a yielded value has any placement
-        in each iteration, and its sum may stay pending in the stack.
+        """Connect a result.
+
+        A carry leaves with the placement that it has between iterations; a yielded value has any placement in each iteration,
+        and its sum may stay pending in the stack. ports: the nodes of the loop's arguments. times: how often an iteration
+        runs in a step.
         """
         source = self.sources.get(output.value)
         if output.updates is not None:

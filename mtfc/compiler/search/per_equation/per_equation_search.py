@@ -168,7 +168,7 @@ TIGHTENED = 3
 
 @attrs.frozen
 class _Answer:
-    """The solver's answer for a machine: a solution for each mesh, and a bound for all meshes."""
+    """The solver's answer for a machine: a solution for each mesh, and a bound for all meshes. found: the solutions."""
 
     found: Sequence[Found]
     bound: float
@@ -302,22 +302,22 @@ class EquationSpace:
         for best in (each for answer in answers for each in self._promising(answer)):
             tried.offer(best.mesh, best.layout)
             costs.setdefault((best.mesh, best.layout), best.objective)
-        others = [*known] if tried.best or unsplit is None or bound == inf else [*known, unsplit]
-        for mesh, layout in others:
+        known_plans = [*known] if tried.best or unsplit is None or bound == inf else [*known, unsplit]
+        for mesh, layout in known_plans:
             tried.offer(mesh, layout)
         if tried.best is None:
             has = f"memory suffices: {memory_text(room, None)}"
-            more = f"no tiling was found whose {has}; a larger --budget may find one"
-            raise NothingFits(f"no tiling's {has}" if bound == inf else more)
+            late_reason = f"no tiling was found whose {has}; a larger --budget may find one"
+            raise NothingFits(f"no tiling's {has}" if bound == inf else late_reason)
         value, cost = tried.limit, costs.get(tried.best)
         shown = value
         if cost is not None and (
             in_bytes or (self.objective == "serial" and isclose(value, cost, rel_tol=SMALL, abs_tol=ROUNDING))
         ):
             shown = cost
-        found = tried.found(min(bound, shown))
+        result = tried.found(min(bound, shown))
         is_refuted = not in_bytes and value < (1 - SMALL) * bound - ROUNDING
-        return attrs.evolve(found, objective=shown, refuted=found.layout if is_refuted else None)
+        return attrs.evolve(result, objective=shown, refuted=result.layout if is_refuted else None)
 
     def _promising(self, answer: _Answer) -> Sequence[Found]:
         """Return the solutions that are worth compiling."""
@@ -352,6 +352,7 @@ def _optimistic(hardware: Hardware) -> Hardware:
 
 
 def _solved(network: ChoiceNetwork, hardware: Hardware, deadline: float) -> Found:
+    """Return the best layouts of a network, and report the progress in seconds under the mesh's name."""
     unit, outer = unit_of(network), PROGRESS.get()
 
     def tell(doing: str, cost: float | None, bound: float | None) -> None:

@@ -25,6 +25,7 @@ class DividedNetwork(NetworkBuilder):
     """A network in which no two devices compute the same where some dimension could be split (section 4.5)."""
 
     def strategies(self, eqn: Equation, pending: list[int]) -> Iterator[Strategy]:
+        """Yield only the strategies that use as many axes as they can: no unused axis could split a further dimension."""
         rule = OPS[eqn.op].layout_rule(eqn)
         dims = [dim for dim in iteration_space(eqn, rule) if dim.name in self.splittable]
         for each in super().strategies(eqn, pending):
@@ -40,6 +41,7 @@ class PublishedNetwork(DividedNetwork):
     """The network of the paper: each sum is also completed by the equation that leaves it pending."""
 
     def sums(self, function: Function) -> set[Value]:
+        """Return no values: sums do not stay pending."""
         return set()
 
 

@@ -104,7 +104,10 @@ class AssignmentProblem:
 
 
 def changes(intervals: Iterable[Sequence[int]], used: Iterable[int]) -> list[tuple[int, int]]:
-    """Return the times at which memory changes, and by how many bytes, in order."""
+    """Return the times at which memory changes, and by how many bytes, in order.
+
+    used: the bytes in use during each interval.
+    """
     found: dict[int, int] = defaultdict(int)
     for (start, end), bytes in zip(intervals, used, strict=True):
         if start < end:

@@ -47,26 +47,26 @@ def elimination_order(network: ReducibleNetwork) -> list[int] | None:
     """Return an order of elimination with small tables; None if none was found, or if memory counts."""
     if any(network.items[node] for node in network.nodes):
         return None
-    around = {node: set(network.tables[node]) for node in network.nodes}
+    neighbours = {node: set(network.tables[node]) for node in network.nodes}
     sizes = {node: len(network.costs[node]) for node in network.nodes}
-    left = {node: prod(sizes[each] for each in others) for node, others in around.items()}
-    queue = sorted((entries, node) for node, entries in left.items())
+    table_sizes = {node: prod(sizes[each] for each in others) for node, others in neighbours.items()}
+    queue = sorted((entries, node) for node, entries in table_sizes.items())
     order: list[int] = []
     total = 0
-    while around:
+    while neighbours:
         entries, node = heappop(queue)
-        if node not in around or entries != left[node]:
+        if node not in neighbours or entries != table_sizes[node]:
             continue
         total += entries * sizes[node]
         if entries * sizes[node] > LARGEST or total > MOST:
             return None
         order.append(node)
-        others = around.pop(node)
+        others = neighbours.pop(node)
         for other in others:
-            around[other] = (around[other] | others) - {other, node}
+            neighbours[other] = (neighbours[other] | others) - {other, node}
         for other in others:
-            left[other] = prod(sizes[each] for each in around[other])
-            heappush(queue, (left[other], other))
+            table_sizes[other] = prod(sizes[each] for each in neighbours[other])
+            heappush(queue, (table_sizes[other], other))
     return order
 
 
@@ -98,7 +98,10 @@ def eliminated(network: ReducibleNetwork) -> ExactOutcome | None:
 
 
 def _eliminated(node: int, around: dict[int, list[JointCosts]]) -> tuple[tuple[int, ...], Integers, Integers]:
-    """Replace the tables of a node by its least costs. Return its neighbours, its best strategies and these least costs."""
+    """Replace the tables of a node by its least costs. Return its neighbours, its best strategies and these least costs.
+
+    around: node -> the tables that have the node.
+    """
     tables = around.pop(node)
     others = tuple(sorted({each for table in tables for each in table.nodes} - {node}))
     names = (*others, node)

@@ -75,6 +75,10 @@ def _first_rows(network: ReducibleNetwork) -> Integers:
 
 
 def _program(network: ReducibleNetwork) -> _Program:
+    """Write a network as an integer program: a variable for each strategy, and one for each allowed pair of an edge.
+
+    One row per node lets exactly one strategy count. One row per strategy of an edge makes its pairs sum to its variable.
+    """
     from scipy.sparse import csr_array
 
     nodes = sorted(network.nodes)
@@ -82,24 +86,24 @@ def _program(network: ReducibleNetwork) -> _Program:
     starts = np.cumsum([0, *counts])
     first = dict(zip(nodes, starts.tolist(), strict=False))
     costs = [network.costs[node] for node in nodes]
-    parts = [(np.repeat(np.arange(len(nodes)), counts), np.arange(starts[-1]), np.ones(starts[-1]))]
+    entry_parts = [(np.repeat(np.arange(len(nodes)), counts), np.arange(starts[-1]), np.ones(starts[-1]))]
     rows, columns = len(nodes), int(starts[-1])
     for node in nodes:
         for other, table in network.tables[node].items():
             if node < other:
-                places = np.nonzero(table < FORBIDDEN)
-                costs.append(table[places])
-                for end, place in zip((node, other), places, strict=True):
-                    parts += _marginal(rows, columns, place, first[end], len(network.costs[end]))
+                allowed = np.nonzero(table < FORBIDDEN)
+                costs.append(table[allowed])
+                for end, place in zip((node, other), allowed, strict=True):
+                    entry_parts += _marginal(rows, columns, place, first[end], len(network.costs[end]))
                     rows += len(network.costs[end])
-                columns += len(places[0])
-    entries = tuple(np.concatenate([part[key] for part in parts]) for key in range(3))
+                columns += len(allowed[0])
+    entries = tuple(np.concatenate([part[key] for part in entry_parts]) for key in range(3))
     cost = np.concatenate(costs).astype(float)
-    right = np.zeros(rows)
-    right[: len(nodes)] = 1
+    right_side = np.zeros(rows)
+    right_side[: len(nodes)] = 1
     scaled = cost * (LARGEST_COST / max(cost.max(initial=0), 1.0))
     equal = csr_array((entries[2], entries[:2]), shape=(rows, columns))
-    return _Program(first, int(starts[-1]), scaled, equal, right)
+    return _Program(first, int(starts[-1]), scaled, equal, right_side)
 
 
 def _marginal(row: int, column: int, place: Integers, first: int, count: int) -> list[tuple[Any, Any, Any]]:
@@ -145,6 +149,7 @@ def _minimized(program: _Program, memory: Any, until: float) -> tuple[Any, bool]
 
 
 def _choices(network: ReducibleNetwork, program: _Program, found: Any) -> Integers:
+    """Return the strategy of each node whose variable is the largest."""
     choices = np.zeros(len(network.costs), np.int64)
     for node, first in program.first.items():
         choices[node] = found[first : first + len(network.costs[node])].argmax()
@@ -152,7 +157,7 @@ def _choices(network: ReducibleNetwork, program: _Program, found: Any) -> Intege
 
 
 def _violated(network: ReducibleNetwork, choices: Integers) -> Integers:
-    """Return the row with the largest excess in each stretch of violated rows; of these the worst."""
+    """Return the row with the largest excess in each stretch of violated rows: at most `MORE_ROWS`, the worst first."""
     used = [(i.start, i.end, i.usage[choices[node]]) for node in network.nodes for i in network.items[node]]
     starts, ends, usage = np.array(used, np.int64).reshape(-1, 3).T
     beyond = profile(starts, ends, usage, len(network.free)) - network.free

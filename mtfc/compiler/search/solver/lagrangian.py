@@ -77,7 +77,11 @@ def _weight(a: NetworkArrays, node: int) -> float:
 def _send(
     a: NetworkArrays, messages: Floats, node: int, arc: int, total: Floats, least: float, weight: float
 ) -> float:
-    """Send a message along an arc, reduced to a minimum of 0; return the reduction."""
+    """Send a message along an arc, reduced to a minimum of 0; return the reduction.
+
+    total: the cost of each strategy of the node, with all messages to it. least: the least of them. weight: the part that is
+    sent.
+    """
     other = a.head[arc]
     count, others = a.first[node + 1] - a.first[node], a.first[other + 1] - a.first[other]
     out, own = a.slot[a.back[arc]], a.slot[arc]
@@ -154,8 +158,8 @@ def reparametrize(
 def _keep_part(
     a: NetworkArrays, theta: Integers, messages: Integers, node: int, rest: Integers, given: Integers
 ) -> int:
-    """Return the least cost that a node keeps after giving parts to its chains; `given` receives the costs that edges give to the
-    node.
+    """Return the least cost that a node keeps after giving parts to its chains; `given` receives the costs that edges give to
+    the node. rest: receives the costs that strategies keep.
     """
     first, count = a.first[node], a.first[node + 1] - a.first[node]
     for s in range(count):
@@ -180,7 +184,10 @@ def _keep_part(
 
 @jit
 def _edge_rest(a: NetworkArrays, given: Integers, node: int, arc: int, pair_rest: Integers) -> int:
-    """Reduce the costs that an edge keeps to a minimum of 0; return the reduction."""
+    """Reduce the costs that an edge keeps to a minimum of 0; return the reduction.
+
+    given: the costs that the edge gives to its nodes. pair_rest: receives the costs that the edge keeps.
+    """
     other = a.head[arc]
     count, others = a.first[node + 1] - a.first[node], a.first[other + 1] - a.first[other]
     own, back, table = a.slot[arc], a.slot[a.back[arc]], a.table[arc]
@@ -200,6 +207,8 @@ def excess_of_pairs(a: NetworkArrays, rest: Integers, pair_rest: Integers, exces
     """Replace `pair_rest` by the least excess over the bound of any choice with a pair of strategies.
 
     The same per strategy is added to `excess`.
+
+    rest: the costs that strategies keep. pair_rest: the costs that edges keep.
     """
     for node in range(len(a.first) - 1):
         for s in range(a.first[node], a.first[node + 1]):
@@ -214,19 +223,22 @@ def excess_of_pairs(a: NetworkArrays, rest: Integers, pair_rest: Integers, exces
 def _excess_of_edge(
     a: NetworkArrays, rest: Integers, pair_rest: Integers, excess: Integers, node: int, arc: int
 ) -> None:
-    other, most = a.head[arc], 4 * 10**18
+    """Turn the costs that an edge keeps into the excess of its pairs, and lower the excess of both nodes' strategies to the
+    least.
+    """
+    other, largest = a.head[arc], 4 * 10**18
     first, second, table = a.first[node], a.first[other], a.table[arc]
     count, others = a.first[node + 1] - first, a.first[other + 1] - second
     for s in range(count):
-        least = most
+        least = largest
         for t in range(others):
             least = min(least, pair_rest[table + s * others + t] + rest[second + t])
-        excess[first + s] = min(excess[first + s] + least, most)
+        excess[first + s] = min(excess[first + s] + least, largest)
     for t in range(others):
-        least = most
+        least = largest
         for s in range(count):
             least = min(least, pair_rest[table + s * others + t] + rest[first + s])
-        excess[second + t] = min(excess[second + t] + least, most)
+        excess[second + t] = min(excess[second + t] + least, largest)
     for s in range(count):
         for t in range(others):
             pair_rest[table + s * others + t] += rest[first + s] + rest[second + t]
@@ -259,6 +271,7 @@ class Lagrangian:
     """Prices and messages that are improved step by step. `bound` is their lower bound, up to rounding; see `certify`."""
 
     def __init__(self, arrays: NetworkArrays, constant: int) -> None:
+        """Start without prices. constant: the cost that every choice has."""
         self.arrays = arrays
         self.constant = constant
         self.prices: Floats = np.zeros(len(arrays.free))

@@ -30,6 +30,10 @@ class Incumbent:
     """The best known choice that fits, and its cost without the network's constant."""
 
     def __init__(self, arrays: NetworkArrays) -> None:
+        """Start without a choice.
+
+        _tree: room for a tree of nodes. _turn: the number of the next local search.
+        """
         self.arrays = arrays
         self.choices: Integers | None = None
         self.cost = arrays.impossible
@@ -37,7 +41,7 @@ class Incumbent:
         self._turn = 0
 
     def offer(self, choices: Integers, used: Floats | None = None) -> bool:
-        """Keep a choice if it fits and costs less; return whether it does."""
+        """Keep a choice if it fits and costs less; return whether it does. used: the bytes of the choices in each row."""
         used = self.arrays.used(choices) if used is None else used
         if (used > self.arrays.free).any():
             return False
@@ -188,6 +192,7 @@ def _grow(a: NetworkArrays, tree: SearchTree) -> int:
 
 @jit
 def _forget(a: NetworkArrays, tree: SearchTree, size: int) -> None:
+    """Reset what a tree of `size` nodes has marked, so that the next tree finds no marks."""
     for position in range(size):
         node = tree.node[position]
         tree.place[node] = -1
@@ -251,6 +256,7 @@ def _choose(a: NetworkArrays, choices: Integers, tree: SearchTree, size: int) ->
 
 @jit
 def _change_of_cost(a: NetworkArrays, choices: Integers, tree: SearchTree, size: int) -> float:
+    """Return the change of the total cost if the first `size` nodes of a tree take the strategies that are chosen for them."""
     change = 0.0
     for position in range(size):
         node, new = tree.node[position], tree.chosen[position]
@@ -277,7 +283,10 @@ def _fits(
     size: int,
     cheaper: float,
 ) -> bool:
-    """Accept a tree's choices if they are cheaper, penalties included."""
+    """Accept a tree's choices if they are cheaper, penalties included. used: the bytes in each row, which are updated.
+
+    penalty: the price of each byte too many. cheaper: by how much the choices cost less.
+    """
     low, high = len(used), 0
     for position in range(size):
         node, new = tree.node[position], tree.chosen[position]
@@ -304,7 +313,10 @@ def _fits(
 
 @jit
 def _penalized(a: NetworkArrays, used: Floats, penalty: Floats, change: Floats, low: int, high: int) -> float:
-    """Return the penalty of a change of memory; infinite if the change is not allowed."""
+    """Return the penalty of a change of memory; infinite if the change is not allowed. used: the bytes in each row.
+
+    change: their change, in the rows from `low` to `high`.
+    """
     cost, more = 0.0, 0.0
     for row in range(low, high):
         more += change[row]

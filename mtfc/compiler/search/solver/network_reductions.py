@@ -66,7 +66,10 @@ def profile(starts: Integers, ends: Integers, used: Integers, rows: int) -> Inte
 
 @attrs.frozen(eq=False)
 class UndoStep:
-    """Undoes a change: the strategy of a node follows from the strategies of other nodes, or from its own new number."""
+    """Undoes a change: the strategy of a node follows from the strategies of other nodes, or from its own new number.
+
+    others: the other nodes. strategies: the strategy of the node by the strategies of the others.
+    """
 
     node: int
     others: tuple[int, ...]
@@ -77,6 +80,7 @@ class ReducibleNetwork:
     """Nodes by number. `tables[i][j]` has shape [strategies of i, strategies of j], and `tables[j][i]` is its transpose."""
 
     def __init__(self, problem: AssignmentProblem) -> None:
+        """Start from a problem with all nodes, and with costs cut at FORBIDDEN."""
         self.constant = 0
         self.nodes = set(range(problem.nodes))
         self.costs = [np.minimum(problem.costs[node], FORBIDDEN) for node in self.nodes]
@@ -94,6 +98,7 @@ class ReducibleNetwork:
             self._add_items(problem, problem.limit)
 
     def _add_items(self, problem: AssignmentProblem, limit: int) -> None:
+        """Add the memory of each node: one item with its rows and its bytes by strategy."""
         rows = rows_of(problem.intervals)
         self.free = np.full(rows.max(initial=0), limit)
         self.prices = np.zeros(len(self.free))
@@ -110,7 +115,7 @@ class ReducibleNetwork:
         return other
 
     def add_table(self, first: int, second: int, table: Integers) -> None:
-        """Add an edge, or add to an existing one."""
+        """Add an edge, or add to an existing one. first, second: the nodes of the edge."""
         there = self.tables[first].get(second)
         if there is not None:
             table = there + table
@@ -189,6 +194,7 @@ class ReducibleNetwork:
         return settled
 
     def _keep_rows(self, kept: Booleans) -> None:
+        """Drop the memory rows that are not kept, and number the others anew."""
         place = np.concatenate([[0], np.cumsum(kept)])
         self.free, self.prices = self.free[kept], self.prices[kept]
         for node in self.nodes:
@@ -230,6 +236,7 @@ def _pass(network: ReducibleNetwork, until: float) -> bool:
 
 
 def _apply(network: ReducibleNetwork, node: int) -> list[int]:
+    """Apply the first rule that fits a node; return the nodes that it changes."""
     for rule in RULES:
         touched = rule(network, node)
         if touched:
@@ -318,7 +325,7 @@ def _cheapest(network: ReducibleNetwork, node: int, total: Integers) -> Integers
 
 
 def fold_between(network: ReducibleNetwork, node: int) -> list[int]:
-    """Replace a node without memory between two others by an edge of those."""
+    """Replace a node without memory between two others by an edge between the other two."""
     if len(network.tables[node]) != 2 or network.items[node]:
         return []
     (first, to_first), (second, to_second) = network.tables[node].items()

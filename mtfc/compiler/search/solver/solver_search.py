@@ -69,6 +69,12 @@ class SolverSearch:
     """The state of the search on one network, and the task of the second processor."""
 
     def __init__(self, network: ReducibleNetwork, until: float) -> None:
+        """Start without a choice that fits.
+
+        end: when the caller wants the result. until: when the search stops, so that the last bound is in time. certifying:
+        the expected seconds of a bound. worker: the process that solves a core exactly. is_whole: True if the core is the
+        whole network. pairs: the size of the next core.
+        """
         self.network, self.end, self.until = network, until, until
         self.arrays = pack(network)
         self.certifying = BOUND_PER_PAIR * len(self.arrays.pair_cost)
@@ -99,6 +105,9 @@ class SolverSearch:
         return self._result()
 
     def _alternate(self) -> None:
+        """Improve prices and choices in turn, with a worker on the second processor, until the optimum is proven or the time
+        is over.
+        """
         self.incumbent.offer_least_memory()
         self._climb()
         if monotonic() + self.certifying < self.until:
@@ -121,6 +130,7 @@ class SolverSearch:
         return self.is_whole and self.worker is not None and not self.worker.is_running
 
     def _result(self) -> tuple[int, Integers]:
+        """Return a bound and the best choices. Raises `NotFound` if no choice fits."""
         if self.incumbent.choices is None:
             raise NotFound("no choice was found that is possible and fits the memory")
         choices = np.zeros(len(self.network.costs), np.int64)
@@ -151,6 +161,7 @@ class SolverSearch:
             self.incumbent.offer(self.lagrangian.choices, used)
 
     def _target(self) -> float:
+        """Return the cost that the bound should reach; without choices, a little more than the bound."""
         if self.incumbent.choices is not None:
             return float(self.cost)
         return self.lagrangian.bound + 0.05 * abs(self.lagrangian.bound) + 1.0
@@ -165,6 +176,7 @@ class SolverSearch:
             self.incumbent.polish(prices)
 
     def _start_afresh(self, end: float) -> None:
+        """Repair the newest choices of the Lagrangian with growing strength until they fit."""
         choices = self.lagrangian.choices.copy()
         strength = WEAKEST
         for _ in range(REPAIRS):
@@ -186,6 +198,9 @@ class SolverSearch:
         return lagrangian.steps >= STEPS or lagrangian.step < SHORT or monotonic() > self.first_core
 
     def _take(self, worker: ExactWorker) -> None:
+        """Take the outcome of the worker: offer its choices, take its proof for the whole network, and set the size of the next
+        core.
+        """
         outcome, self.worker = worker.outcome, None
         if outcome is None:
             self.pairs = max(self.pairs // GROWTH, PAIRS // 10)

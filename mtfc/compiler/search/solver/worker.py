@@ -24,6 +24,7 @@ class ExactWorker:
     """Solves one network within some seconds."""
 
     def __init__(self, network: ReducibleNetwork, seconds: float) -> None:
+        """Start a process that solves a network, and a thread that waits for its outcome."""
         self.started = monotonic()
         self.outcome: ExactOutcome | None = None
         command = [sys.executable, "-m", __name__]

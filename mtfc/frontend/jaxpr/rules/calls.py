@@ -129,6 +129,7 @@ def _shared(step: AppliedPrimitive) -> tuple[SharedAxis, ...]:
 
 
 def link(linker: Linker, step: AppliedPrimitive) -> None:
+    """Link the axes that a call maps: the same axes of operands and results share factors."""
     if _is_elementwise(step):
         elementwise.link(linker, step)
     elif own := _along(step):
@@ -161,6 +162,7 @@ def _link_along(linker: Linker, step: AppliedPrimitive, own: Sequence[int]) -> N
 
 
 def emit(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
+    """Append the call of a primitive for which there is no op."""
     values, mapped, results, function = indexing.call_operands(emitter, step, _shared(step))
     keys = step.params["num_keys"] if step.primitive == "sort" else 0
     return add_call(emitter, step, function, values, mapped, results, keys)
@@ -175,10 +177,13 @@ def add_call(
     results: Sequence[tuple[Dim, ...]],
     keys: int = 0,
 ) -> Sequence[Value]:
-    """Append a call of a function on shards: see `OnShards`. results: the dimensions of each result behind the mapped ones.
+    """Append an equation that calls a function of JAX on shards, and return its results: see `OnShards`.
 
-    Some operand has each mapped dimension, so that it is split where the results are. A call without them is opaque, unless its
-    arrays have no axes.
+    step: the primitive that the call computes. mapped: the dimensions over which the function is mapped, which layouts may
+    split; some operand has each of them. results: the dimensions of each result behind the mapped ones. keys: the first `keys`
+    operands are keys of a sort.
+
+    Layouts cannot split a call without mapped dimensions, and the emitter notes it unless its arrays have no axes.
     """
     name = _name(step, operands, results)
     dims = (
@@ -262,7 +267,7 @@ def batch_axes(step: AppliedPrimitive) -> int:
 
 
 def _is_mapped(step: AppliedPrimitive, number: int) -> bool:
-    """Return True if the primitive, on arrays without so many axes, is what `jax.vmap` makes of it without one axis more."""
+    """Return True if `jax.vmap` makes this primitive, with its batch axes, from the same primitive with one axis less."""
     import jax
 
     def structs(first: int) -> list[Any]:

@@ -85,6 +85,7 @@ class _Numbers:
 
     @classmethod
     def of(cls, step: AppliedPrimitive) -> _Numbers:
+        """Read the dimension numbers of a ragged dot."""
         numbers = step.params["ragged_dot_dimension_numbers"]
         contracted, batches = numbers.dot_dimension_numbers
         (rows,), rank = numbers.lhs_ragged_dimensions, len(step.operands[0].shape)
@@ -124,6 +125,7 @@ def _link_ragged(linker: Linker, step: AppliedPrimitive) -> None:
 
 
 def _emit_ragged(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
+    """Append a ragged dot as a dot of groups: each row uses the weights of its group, or each group sums its own rows."""
     numbers = _Numbers.of(step)
     if numbers.are_batches:
         return emit(emitter, _as_dot(step))

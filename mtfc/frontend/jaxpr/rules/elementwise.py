@@ -57,7 +57,7 @@ def link(linker: Linker, step: AppliedPrimitive) -> None:
 
 
 def _is_original(one: Axis, other: Axis) -> bool:
-    """Return True if all factors of the other axis stand in for those of the first."""
+    """Return True if all factors of one axis stand in for the factors of the other."""
     pairs = [*zip(leaves(one), leaves(other), strict=False)]
     return bool(pairs) and all(
         y.stands_in and not x.stands_in and y.alternate is not None and y.alternate.root() is x

@@ -95,6 +95,7 @@ def _link_gather(linker: Linker, step: AppliedPrimitive) -> None:
 
 
 def _emit_gather(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
+    """Append a gather along one axis. Indices out of bounds read a fill value, or are clamped, by the mode."""
     table, ids = step.operands
     (j,) = index_numbers(step).axes
     build, indices = emitter.build, emitter.operand(step, 1)
@@ -132,6 +133,7 @@ def _updates_rows(step: AppliedPrimitive) -> bool:
 
 
 def _link_scatter(linker: Linker, step: AppliedPrimitive) -> None:
+    """Link the indices' batch to the table's, and the axes of the updates to those of the table or of the indices."""
     (table, _, updates), numbers = step.operands, index_numbers(step)
     (j,) = numbers.axes
     wanted = {place: table.axes[k] for k, place in numbers.batch.items()}
@@ -279,6 +281,7 @@ def _link_dynamic_update(linker: Linker, step: AppliedPrimitive) -> None:
 
 
 def _emit_dynamic_update(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
+    """Append an update of a part of an array, which begins at given indices."""
     x, sizes = step.operands[0], step.operands[1].shape
     starts = {j: _start(emitter, step, 2 + j, x.shape[j] - sizes[j]) for j in _moved(step, sizes)}
     update, inside = _placed(emitter, step, emitter.operand(step, 1), [*step.axes(1)], sizes, starts)
@@ -343,6 +346,7 @@ def _part_places(step: AppliedPrimitive) -> dict[int, int]:
 
 
 def _link_part(linker: Linker, step: AppliedPrimitive) -> None:
+    """Link the axes of updates to those of the table that they cover whole."""
     table, _, updates = step.operands
     wanted = {i: table.axes[k] for k, i in _part_places(step).items() if updates.shape[i] == table.shape[k]}
     linker.fit(step, 1, {}, table.axes)
@@ -405,6 +409,7 @@ def _is_plain_top_k(step: AppliedPrimitive) -> bool:
 
 
 def _emit_top_k(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
+    """Append a `top_k` along the last axis, and return its values and indices."""
     x, k = step.operands[0], step.params["k"]
     value, dim = emitter.merged(emitter.operand(step, 0), x.axes, len(x.axes) - 1)
     own = emitter.dims.of(step.results[0].axes[-1])

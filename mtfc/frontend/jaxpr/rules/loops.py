@@ -55,6 +55,7 @@ def link(linker: Linker, step: AppliedPrimitive) -> None:
 
 
 def emit(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
+    """Append a loop: its carries, the arrays that all iterations read, and the arrays that it takes slices of, in this order."""
     (body,), (consts, carries) = step.bodies, _numbers(step)
     dim = _dim(emitter, step)
     order: list[tuple[int, Role]] = [(i, "carried") for i in range(consts, consts + carries)]
@@ -87,7 +88,9 @@ def emit(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
 
 
 def _dim(emitter: JaxprEmitter, step: AppliedPrimitive) -> Dim:
-    """Return the dimension of a loop: that of its stacks, unless arrays inside have it, too, or several stand for it."""
+    """Return the dimension of a loop: the one of its stacks, unless arrays inside have it too, or several dimensions stand
+    for it.
+    """
     (body,), (consts, carries) = step.bodies, _numbers(step)
     sliced = [
         step.axes(i)[0] for i, x in enumerate(step.operands) if i >= consts + carries and isinstance(x, Var)
@@ -127,6 +130,7 @@ def _operand(emitter: JaxprEmitter, step: AppliedPrimitive, i: int, role: Role, 
 
 
 def _outputs(inner: JaxprEmitter, step: AppliedPrimitive, carried: Sequence[Argument]) -> list[Output]:
+    """Return the outputs of a loop's body: first the new carries with the carries' dimensions, then what is stacked."""
     (body,), (_, carries) = step.bodies, _numbers(step)
     names, found = Names(), []
     for i, output in enumerate(body.outputs):

@@ -29,6 +29,8 @@ def link(linker: Linker, step: AppliedPrimitive) -> None:
 
 
 def _emit(op: str) -> Callable[[JaxprEmitter, AppliedPrimitive], Sequence[Value]]:
+    """Return the emit rule of a reduction."""
+
     def emit(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
         """Reduce along the dimensions that the value has. It repeats elements along the others."""
         x = emitter.operand(step, 0)
@@ -69,6 +71,7 @@ def _emit_cumsum(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Valu
 
 
 def _emit_rev(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
+    """Append a flip along each reversed axis."""
     x, axes = emitter.operand(step, 0), step.operands[0].axes
     for j in step.params["dimensions"]:
         x, dim = emitter.merged(x, axes, j)
@@ -148,6 +151,10 @@ def _link_convolution(linker: Linker, step: AppliedPrimitive) -> None:
 
 
 def _emit_convolution(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
+    """Append a convolution as an einsum of windows and kernel.
+
+    Dimensions that neither operand has, because its elements repeat, only multiply the result by their size.
+    """
     x, params, (result,) = step.operands[0], step.params, step.results
     numbers, dtype = params["dimension_numbers"], result.dtype
     value = emitter.build.cast(emitter.operand(step, 0), dtype)
@@ -209,6 +216,8 @@ FILLS = {"sum": 0.0, "max": float("-inf"), "min": float("inf")}
 
 
 def _pooling(op: str) -> PrimitiveRule:
+    """Return the rule of a reduction over windows, such as max pooling."""
+
     def emit(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
         result = step.results[0]
         value = emitter.operand(step, 0)
@@ -226,7 +235,7 @@ def _pooling(op: str) -> PrimitiveRule:
 def _pooled(
     emitter: JaxprEmitter, step: AppliedPrimitive, value: Value, axes: Axes, fill: float
 ) -> tuple[Value, list[Dim], list[tuple[Dim, Axis]]]:
-    """Return the windows along all axes, the dimensions inside of windows, and those of the windows with their axes."""
+    """Return the windows along all axes, the dimensions inside of windows, and the dimensions of the windows with their axes."""
     rows, kernels = windows_of(step), list[Dim]()
 
     def kernel(n: int) -> Dim:
@@ -248,7 +257,7 @@ def _is_plain_selection(step: AppliedPrimitive) -> bool:
 
 
 def _link_selection(linker: Linker, step: AppliedPrimitive) -> None:
-    """Fit the source's axes without windows to those of the operand. Its others differ from all of these."""
+    """Fit the source's axes without windows to the operand's. The other axes of the source are new."""
     _, x = step.operands
     moved = {row[0] for row in windows_of(step)}
     linker.fit(step, 0, {j: a for j, a in enumerate(x.axes) if j not in moved}, x.axes)

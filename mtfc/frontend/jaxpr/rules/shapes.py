@@ -86,6 +86,7 @@ def _link_reshape(linker: Linker, step: AppliedPrimitive) -> None:
 
 
 def _emit_reshape(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
+    """Append a reshape, unless the factors of the axes already stand in the wanted order."""
     (x, *_), (result,) = step.operands, step.results
     value, axes = emitter.operand(step, 0), tuple(x.axes[j] for j in _order(step))
     if leaves(f for each in axes for f in each) == leaves(f for each in result.axes for f in each):
@@ -214,6 +215,7 @@ def _link_unstack(linker: Linker, step: AppliedPrimitive) -> None:
 
 
 def _emit_unstack(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
+    """Append a slice for each index along an axis."""
     (x,), j = step.operands, step.params["axis"]
     value, targets = emitter.operand(step, 0), tuple(() if k == j else a for k, a in enumerate(x.axes))
     return [
@@ -263,7 +265,10 @@ def _link_tile(linker: Linker, step: AppliedPrimitive) -> None:
 
 
 def _link_concatenate(linker: Linker, step: AppliedPrimitive) -> None:
-    """Equal parts are joined along new major factors, others along a new axis."""
+    """Join equal parts along new major factors, and other parts along a new axis.
+
+    The other axes are fitted to those of the largest part.
+    """
     j, (result,) = step.params["dimension"], step.results
     arrays = range(len(step.operands))
     first = max(arrays, key=lambda i: prod(step.operands[i].shape))
@@ -278,6 +283,7 @@ def _link_concatenate(linker: Linker, step: AppliedPrimitive) -> None:
 
 
 def _emit_concatenate(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
+    """Append a concatenation: along a new dimension if all parts have one size, or else along the joined one."""
     j, (result,) = step.params["dimension"], step.results
     values = operands(emitter, step)
     axes = [step.axes(i) for i in range(len(step.operands))]
@@ -351,7 +357,9 @@ def _zero(dtype: str) -> bool | int | float:
 
 
 def _padded(emitter: JaxprEmitter, step: AppliedPrimitive, value: Value, number: bool | int | float) -> Value:
-    """Return the undo of `parts_of`: the value's axes become parts of larger ones, which have a number elsewhere."""
+    """Return a larger array, in which the value's axes become parts, and a number stands elsewhere: the reverse of
+    `parts_of`.
+    """
     (x, _), (result,), pads, made = step.operands, step.results, _pads(step), []
     if pads is None:
         return emitter.build.like(number, value)

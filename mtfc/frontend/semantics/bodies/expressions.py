@@ -102,14 +102,7 @@ CallRule = Callable[["Expressions", ast.Call, Variables], Results]
 
 
 class Expressions:
-    """Elaborates the expressions of one body: of a model, or of a function at one call.
-
-    values: the variables bound so far. places: the last binding of each variable. gone: the places of variables that were known
-    in a loop only. later: the first definition of each variable of the body, also further down. dropped: the values that only
-    dead statements see. prefix: the scope at the start of full names, empty or ending in a dot. stack: the functions that are
-    being inlined, each with the name of its module. call_rule: elaborates calls. shared: pairs of scopes, the innermost first:
-    parameters of the first scope are those of the second.
-    """
+    """Elaborates the expressions of one body: of a model, or of a function at one call."""
 
     def __init__(
         self,
@@ -121,6 +114,14 @@ class Expressions:
         stack: tuple[tuple[str, str], ...] = (),
         shared: tuple[tuple[str, str], ...] = (),
     ) -> None:
+        """Start without values.
+
+        values: the variables bound so far. places: the last binding of each variable. gone: the places of variables that were
+        known in a loop only. later: the first definition of each variable of the body, also further down. dropped: the values
+        that only dead statements see. prefix: the scope at the start of full names, empty or ending in a dot. stack: the
+        functions that are being inlined, each with the name of its module. call_rule: elaborates calls. shared: pairs of
+        scopes, the innermost first: parameters of the first scope are those of the second.
+        """
         self.shared = shared
         self.scope, self.builder, self.later, self.prefix, self.stack = scope, builder, later, prefix, stack
         self.call_rule = call
@@ -182,6 +183,7 @@ class Expressions:
         return self.emit(Site(span, variable), "transpose", operand, dims=value.type.dims)
 
     def _unknown(self, node: ast.Name) -> None:
+        """Report a name without a value: bound in a loop that has ended, bound later, or unknown."""
         name = node.text
         if name in self.gone:
             label = Label(self.gone[name], "each iteration binds it anew here")
@@ -210,6 +212,7 @@ class Expressions:
         return node.value
 
     def call(self, node: ast.Call, variable: str | None) -> Result:
+        """Return the only result of a call; report (E218) a call with several."""
         results = self.call_rule(self, node, (variable,))
         if len(results) == 1:
             return results[0]
@@ -246,6 +249,7 @@ class Expressions:
     # Operators
 
     def unary(self, node: ast.Unary, variable: str | None) -> Result:
+        """Return the value of `-x` or `not x`: an equation if x is a tensor, or else a number."""
         operand = self.operand(node.operand)
         if operand is None:
             return None
@@ -255,6 +259,7 @@ class Expressions:
         return self.folded(node.span, negated, operand.result)
 
     def binary(self, node: ast.Binary, variable: str | None) -> Result:
+        """Return the value of `left op right`: an equation if a tensor takes part, or else a number."""
         left, right = self.operand(node.left), self.operand(node.right)
         if left is None or right is None:
             return None

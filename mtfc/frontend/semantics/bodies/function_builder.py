@@ -36,12 +36,14 @@ LARGEST = 50_000
 
 
 class VariableNames:
-    """Names of values. The first value of a variable has the variable's name, and no other value ever has it.
-
-    seen: the variables that have had values, shared by all blocks of the function.
-    """
+    """Names of values. The first value of a variable has the variable's name, and no other value ever has it."""
 
     def __init__(self, variables: Collection[str], seen: set[str]) -> None:
+        """Start with no name in use.
+
+        variables: all variables of the function. seen: the variables that have had values, shared by all blocks of the
+        function. others: makes the names of further values.
+        """
         self.variables, self.seen = variables, seen
         self.others = Names(variables)
         self._unused = set(variables)
@@ -62,6 +64,7 @@ class BlockBuilder(Builder):
     """
 
     def __init__(self, variables: Collection[str], parent: BlockBuilder | None = None) -> None:
+        """Start an empty block. variables: the names that variables of the block may have. parent: the block around it."""
         seen: set[str] = parent.variables.seen if parent else set()
         self.variables: VariableNames = VariableNames(variables, seen)
         super().__init__(self.variables.others, stage=parent.stage if parent else "forward")
@@ -108,12 +111,14 @@ class BlockBuilder(Builder):
 
 
 class LoopBuilder(BlockBuilder):
-    """Collects the body of a loop along `dim`.
-
-    stacked: a parameter declared inside has a slice for each iteration. ends: data may end the loop before its last iteration.
-    """
+    """Collects the body of a loop along `dim`."""
 
     def __init__(self, parent: BlockBuilder, dim: Dim, stacked: bool, ends: bool = False) -> None:
+        """Start an empty body.
+
+        carried: outer value -> its argument. _invariant, _sliced: the same for arguments of other roles. stacked: a parameter
+        declared inside has a slice for each iteration. ends: data may end the loop before its last iteration.
+        """
         super().__init__(parent.variables.variables, parent)
         self.dim, self.stacked, self.ends = dim, stacked, ends
         self.outside = parent

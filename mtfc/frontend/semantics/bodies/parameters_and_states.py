@@ -196,6 +196,7 @@ def _complete(
 
 
 def _is_possible(node: ast.Call, numbers: Mapping[str, float], expressions: Expressions) -> bool:
+    """Return True if the numbers of an initializer make sense; otherwise report why not (E217)."""
     problem = None
     if numbers.get("stddev", 0.0) < 0:
         problem = "a standard deviation is not negative"

@@ -67,6 +67,7 @@ class ElaboratedBody:
         stack: tuple[tuple[str, str], ...] = (),
         shared: tuple[tuple[str, str], ...] = (),
     ) -> None:
+        """Start a body. given: the names of its arguments. prefix, stack, shared: as in `Expressions`."""
         self.kind, self.statements = kind, statements
         self.scope = scope
         self.later = variables(given, statements)
@@ -110,6 +111,7 @@ class ElaboratedBody:
             self.scope.error("E107", "this comes after `return`", rest[0].span, [label])
 
     def statement(self, node: ast.Statement) -> None:
+        """Elaborate a statement. A statement without use is checked only, and its names are dropped."""
         if isinstance(node, ast.Broken):  # the error has been reported, and the names are doubtful
             self.expressions.values.update(dict.fromkeys(node.targets))
             return
@@ -146,6 +148,7 @@ class ElaboratedBody:
     # Statements
 
     def assign(self, node: ast.Assign) -> None:
+        """Bind the targets to the results of an expression; a wrong number of results makes all of them unknown."""
         names = [self.expressions.prefix + target.text for target in node.targets]
         for name in names:
             self.expressions.note_section(name, node.value.span)
@@ -162,6 +165,7 @@ class ElaboratedBody:
             self.expressions.values[target.text] = result
 
     def _wrong_number(self, node: ast.Assign, results: int, failed: bool) -> None:
+        """Report (E218) that an assignment has another number of names than of values."""
         if failed:
             return
         span = node.targets[0].span.to(node.targets[-1].span)
@@ -189,6 +193,7 @@ class ElaboratedBody:
         return True
 
     def state(self, node: ast.State) -> None:
+        """Declare a state of the model. After an error the name stays bound, so that its uses report nothing."""
         is_typed = declared.typed(node, self.expressions)
         type = self.scope.type(node.type) if is_typed and node.type is not None else None
         init = None
@@ -205,6 +210,7 @@ class ElaboratedBody:
         declared.update(node, self.states, self.expressions)
 
     def _parameter_type(self, node: ast.Param) -> TensorType | None:
+        """Return the type of a parameter; None, with a diagnostic, for a type that cannot be trained or stacked."""
         type = self.scope.type(node.type)
         if type is None:
             return None
@@ -311,6 +317,7 @@ MOST_LOOPS = 16
 
 
 def elaborate_loop(body: ElaboratedBody, node: ast.Repeat | ast.Scan) -> None:
+    """Elaborate a `repeat` or a `scan`. If its head is wrong, the names that it binds become unknown values."""
     dim, condition = body.scope.dim(node.dim), None
     if node.condition is not None:
         condition = _first_condition(node.condition, body)
@@ -379,16 +386,18 @@ class Carried:
 
 
 class Loop:
-    """A loop of a body during elaboration.
-
-    goes_on: the carry of the condition, if the loop has one. yielded: the values of `yield` statements by name. unused: the
-    yielded names that nothing reads. rebound: the outer variables that the loop binds again. carried: those of them that are
-    read. watched: the names of the loop's outputs for watched values.
-    """
+    """A loop of a body during elaboration."""
 
     def __init__(
         self, body: ElaboratedBody, node: ast.Repeat | ast.Scan, dim: Dim, condition: Value | None
     ) -> None:
+        """Start an empty loop.
+
+        condition: the condition before the first iteration; None for a loop without one. goes_on: the carry of the condition,
+        if the loop has one. yielded: the values of `yield` statements by name. unused: the yielded names that nothing reads.
+        rebound: the outer variables that the loop binds again. carried: those of them that are read. watched: the names of
+        the loop's outputs for watched values.
+        """
         self.body, self.node, self.dim = body, node, dim
         self.expressions, self.builder = body.expressions, body.builder
         self.outside = body.builder.block
@@ -409,20 +418,20 @@ class Loop:
         before, dropped = dict(self.expressions.values), dict(self.expressions.dropped)
         bound = self._bound(sources)
         self.rebound = {name: span for name, span in bound.items() if name in before or name in dropped}
-        needed = self._bound(sources, self.body.dead)
-        self._carry({name: span for name, span in needed.items() if name in before})
+        live_bound = self._bound(sources, self.body.dead)
+        self._carry({name: span for name, span in live_bound.items() if name in before})
         unused = self._unused(before | dropped)
         self._enter(sources)
         for statement in self.node.body:
             self._statement(statement)
-        after, self.expressions.values = self.expressions.values, before
-        outputs = self._outputs(after)
-        outputs = [*self._condition(before, after, outputs), *outputs]
+        values_after, self.expressions.values = self.expressions.values, before
+        outputs = self._outputs(values_after)
+        outputs = [*self._condition(before, values_after, outputs), *outputs]
         self._check_unused(unused)
         self._leave()
         results = self._equation(outputs)
         self.expressions.values |= {
-            **{name: results.get(name) if after[name] is not None else None for name in self.carried},
+            **{name: results.get(name) if values_after[name] is not None else None for name in self.carried},
             **{name: results.get(name) for name in self.yielded if name not in self.unused},
         }
         kept = {name: value for name, value in dropped.items() if name not in self.carried | self.yielded}
@@ -495,6 +504,7 @@ class Loop:
                 self.unused.add(name.text)
 
     def _yielded_value(self, node: ast.Yield) -> Value | None:
+        """Return the value of a `yield`; None, with a diagnostic, for one that has the dimension of the loop already."""
         result = self.expressions.value(node.value, self.prefix + node.name.text)
         if result is None:
             return None
@@ -507,7 +517,10 @@ class Loop:
     # The equation
 
     def _outputs(self, after: MutableMapping[str, Result]) -> list[Output]:
-        """Return the outputs of the region. A carry with an error keeps its old value, so that the loop is still complete."""
+        """Return the outputs of the region. A carry with an error keeps its old value, so that the loop is still complete.
+
+        after: the values of variables at the end of the body.
+        """
         outputs = []
         for name, each in self.carried.items():
             after[name] = self._next(name, each, after[name])
@@ -540,17 +553,23 @@ class Loop:
     def _condition(
         self, before: MutableMapping[str, Result], after: Mapping[str, Result], others: Sequence[Output]
     ) -> Iterator[Output]:
-        """Yield the output for the condition of the next iteration, which sees the carried variables, if there is one."""
+        """Yield the output for the condition of the next iteration, which sees the carried variables, if there is one.
+
+        before, after: the values of variables before the loop, and at the end of its body. others: the outputs so far.
+        """
         if self.goes_on is None or self.node.condition is None:
             return
         self.expressions.values = {**before, **{name: after[name] for name in self.carried}}
         value = _truth(self.node.condition, self.expressions)
         self.expressions.values = before
-        names, own = Names(output.name for output in others), self.goes_on.name
-        yield Output(names.fresh(own), self.goes_on if value is None else value, updates=own)
+        names, carry_name = Names(output.name for output in others), self.goes_on.name
+        yield Output(names.fresh(carry_name), self.goes_on if value is None else value, updates=carry_name)
 
     def _unused(self, before: Mapping[str, Result]) -> dict[str, Carried]:
-        """Return the variables that the loop would carry if something read them."""
+        """Return the variables that the loop would carry if something read them.
+
+        before: the values of variables before the loop.
+        """
         places = self.expressions.places
         values = {name: before[name] for name in self.rebound if name not in self.carried}
         return {
@@ -570,6 +589,7 @@ class Loop:
                 self._changes(name, each, end)
 
     def _changes(self, name: str, carried: Carried, value: Value) -> None:
+        """Report (E222) that a variable has another type after an iteration than before the loop."""
         before, after = carried.argument.type, value.type
         labels = [Label(carried.span, f"after an iteration it is {after}")]
         if carried.before is not None:

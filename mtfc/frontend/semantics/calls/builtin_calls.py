@@ -93,7 +93,10 @@ def _built(expressions: Expressions, node: ast.Call, builtin: Builtin, site: Sit
 def _stated(
     expressions: Expressions, site: Site, found: list[Operand | None], named: Mapping[str, Any]
 ) -> Result:
-    """Return a placeholder of the type that an `einsum` with a wrong operand has by its other operands and its statement."""
+    """Return a placeholder of the type that an `einsum` with a wrong operand has by its other operands and its statement.
+
+    found: the operands, None for a wrong one. named: the keyword arguments.
+    """
     dims, dtypes = named.get("dims"), {each.dtype for each in found if each is not None} - {None}
     if dims is None or len(dtypes) != 1:
         return None
@@ -124,6 +127,7 @@ def _plain(expressions: Expressions, node: ast.Call) -> bool:
 
 
 def _right_number(expressions: Expressions, node: ast.Call, builtin: Builtin, found: int) -> bool:
+    """Return True if a call has as many arguments as its builtin takes; otherwise report it (E203)."""
     expected = len(builtin.arguments)
     if found == expected or (builtin.more and found > expected):
         return True
@@ -148,6 +152,10 @@ def _known_keywords(expressions: Expressions, node: ast.Call, builtin: Builtin) 
 def _right_result(
     expressions: Expressions, node: ast.Call, builtin: Builtin, result: ast.DimList | None, found: list[Any]
 ) -> bool:
+    """Return True if a call names the dims of its result where it must, and not beside `over`; otherwise report it (E215).
+
+    found: the arguments.
+    """
     if any(isinstance(argument, ast.Arrow) for argument in node.arguments) and result is None:
         return True  # reported where it is read
     if builtin.result == "required" and result is None:

@@ -110,6 +110,7 @@ def reduction(
     over: Dims | None = None,
     dims: Dims | None = None,
 ) -> Result:
+    """Make a reduction along the dims `over`, or to the dims `dims`. op: `sum`, `max` and the like."""
     value = expressions.tensor(x)
     if value is None:
         return None
@@ -121,7 +122,10 @@ def reduction(
 def _reduced(
     expressions: Expressions, site: Site, x: Operand, over: Dims | None, kept: Dims | None
 ) -> Dims | None:
-    """Return the dimensions that a reduction of `x` removes: all dimensions, if the call states none."""
+    """Return the dimensions that a reduction of `x` removes: all dimensions, if the call states none.
+
+    over, kept: the dimensions to remove, and to keep, as far as the call states them.
+    """
     missing = [dim for dim in kept or () if dim not in x.dims]
     if missing:
         message = f"the operand has no dimension `{missing[0].name}` to keep"
@@ -132,7 +136,10 @@ def _reduced(
 def _reduce(
     expressions: Expressions, site: Site, op: str, x: Operand, gone: Dims, kept: Dims | None
 ) -> Result:
-    """Make the reduction, and a transposition if the call states another order of dimensions."""
+    """Make the reduction, and a transposition if the call states another order of dimensions. gone: the dimensions to remove.
+
+    kept: the stated dimensions of the result.
+    """
     left = tuple(dim for dim in x.dims if dim not in gone)
     if kept is None or kept == left:
         return expressions.emit(site, op, x, over=gone)
@@ -141,7 +148,10 @@ def _reduce(
 
 
 def _mean(expressions: Expressions, site: Site, op: str, x: Operand, gone: Dims, kept: Dims | None) -> Result:
-    """Make the sum, times one over the number of elements."""
+    """Make the sum, times one over the number of elements. gone: the dimensions to remove.
+
+    kept: the stated dimensions of the result.
+    """
     if x.dtype not in FLOATS:
         label = Label(x.span, f"{x.shown} is {x.type}")
         help = "convert it with `cast(x, dtype)`"
@@ -255,15 +265,15 @@ def unstack(expressions: Expressions, site: Site, x: Operand, dim: Dim) -> Resul
         message = f"{count(names, 'name')} for the {dim.size} values along `{dim.name}`"
         expressions.scope.error("E218", message, site.span)
         return nothing
-    one, kept = _one(expressions, site), tuple(each for each in x.dims if each != dim)
-    found = list[Result]()
+    one, rest_dims = _one(expressions, site), tuple(each for each in x.dims if each != dim)
+    elements = list[Result]()
     for start, variable in zip(range(dim.size), site.variables, strict=False):
         part = expressions.emit(Site(site.span), "slice", x, source=dim, target=one, start=start, stride=1)
         if part is None:
             return nothing
         whole = Operand(part, site.span, x.shown)
-        found.append(expressions.emit(Site(site.span, variable), "reshape", whole, dims=kept))
-    return tuple(found)
+        elements.append(expressions.emit(Site(site.span, variable), "reshape", whole, dims=rest_dims))
+    return tuple(elements)
 
 
 def _in_order(expressions: Expressions, x: Operand, dims: Dims) -> Operand:
@@ -291,6 +301,7 @@ def cumsum(
     exclusive: bool = False,
     reverse: bool = False,
 ) -> Result:
+    """Make a cumulative sum along one dim."""
     if over is None:
         return expressions.scope.refuse(
             "E203", "`cumsum` needs `over`", site.span, help="write `cumsum(x, over = d)`"
@@ -329,6 +340,7 @@ def bernoulli(
 
 
 def _drawn(expressions: Expressions, site: Site, op: str, seed: Operand | None, **attributes: Attr) -> Result:
+    """Make random numbers, whose stream has the variable's name. They differ between steps, iterations of loops, and seeds."""
     builder = expressions.builder
     stream = builder.draws.fresh(site.variable or f"{expressions.prefix}{op}")
     numbers = [builder.step(site.span), *builder.indices(site.span)]
@@ -395,16 +407,16 @@ def _summed_alone(dims: Sequence[Sequence[Dim]], result: Sequence[Dim]) -> tuple
 
 def _scaled_by_sums(dims: Sequence[Sequence[Dim]], result: Sequence[Dim]) -> tuple[Dim, str, str] | None:
     """Find an operand without summed dimensions that shares a kept dimension with two operands that are summed together."""
-    for i, own in enumerate(dims):
+    for i, operand_dims in enumerate(dims):
         others = [each for j, each in enumerate(dims) if j != i]
-        if not set(own) <= set(result) or any(set(own) <= set(other) for other in others):
+        if not set(operand_dims) <= set(result) or any(set(operand_dims) <= set(other) for other in others):
             continue
-        for kept in own:
-            rest = [set(each) - set(result) for each in others if kept in each]
-            if any(a & b for j, a in enumerate(rest) for b in rest[:j]):
-                message = f"`{kept.name}` stays in the result, so nothing is summed over it"
-                help = f"two dots need two names: `rename(w, {kept.name} -> other)`; if a product is meant, write it with `*`"
-                return kept, message, help
+        for kept_dim in operand_dims:
+            summed = [set(each) - set(result) for each in others if kept_dim in each]
+            if any(a & b for j, a in enumerate(summed) for b in summed[:j]):
+                message = f"`{kept_dim.name}` stays in the result, so nothing is summed over it"
+                help = f"two dots need two names: `rename(w, {kept_dim.name} -> other)`; if a product is meant, write it with `*`"
+                return kept_dim, message, help
     return None
 
 
@@ -424,27 +436,27 @@ INDEPENDENT = "E425"
 def gradients(expressions: Expressions, site: Site, loss: Operand, values: Sequence[Operand]) -> Results:
     """Return the gradient of the loss for each value, which has the value's type: zeros where none reaches the value."""
     nothing: Results = (None,) * len(values)
-    wrong = [each for each in values if not _is_variable(expressions, each)]
-    if not _is_loss(expressions, loss) or wrong:
+    constants = [each for each in values if not _is_variable(expressions, each)]
+    if not _is_loss(expressions, loss) or constants:
         return nothing
     block, builder = expressions.block, expressions.builder
-    start, wanted, before = _here(block, loss), [_here(block, each) for each in values], tuple(block.body)
-    causes = needed_for((start,), before)
+    start, wanted, equations = _here(block, loss), [_here(block, each) for each in values], tuple(block.body)
+    causes = needed_for((start,), equations)
     if not _all_cause(expressions, loss, values, {start, *(v for eqn in causes for v in eqn.operands)}):
         return nothing
-    builder.grown.size += len(before) // NODES
+    builder.grown.size += len(equations) // NODES
     is_small = builder.grown.size + len(causes) <= LARGEST  # a gradient has more equations than its value
-    found = _differentiated(expressions, site, causes, start, wanted) if is_small else ()
-    builder.grown.size += sum(1 for _ in walk(tuple(block.body[len(before) :])))
+    results = _differentiated(expressions, site, causes, start, wanted) if is_small else ()
+    builder.grown.size += sum(1 for _ in walk(tuple(block.body[len(equations) :])))
     if not is_small or builder.grown.size > LARGEST:
         message = f"with these gradients, the program has more than {LARGEST:,} equations and calls"
         help = "each `gradients` of gradients makes several times as many equations"
         expressions.scope.error("E122", message, site.span, help=help)
-        block.body = list(before)
+        block.body = list(equations)
         return nothing
     return tuple(
         expressions.named(gradient, site.span, variable)
-        for gradient, variable in zip(found, site.variables, strict=False)
+        for gradient, variable in zip(results, site.variables, strict=False)
     )
 
 
@@ -503,6 +515,8 @@ def _differentiated(
     """Append the equations of the gradients of a loss, in the block's stage, and return the gradients.
 
     The equations belong to the places that they differentiate. Loops among the causes also yield what the gradients need.
+
+    causes: the equations that the loss depends on. wanted: the values whose gradients are returned.
     """
     from mtfc.compiler.passes.autodiff.backward import backward
 
@@ -525,6 +539,7 @@ def _differentiated(
 
 
 def _in_stage(eqn: Equation, stage: Stage) -> Equation:
+    """Return an equation, and those in its loops, in another stage."""
     regions = tuple(
         attrs.evolve(region, body=tuple(_in_stage(each, stage) for each in region.body))
         for region in eqn.regions

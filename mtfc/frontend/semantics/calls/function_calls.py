@@ -76,6 +76,10 @@ class _Call:
     """A call being inlined. Names of the caller are looked up in `caller`, names of the signature in `scope`."""
 
     def __init__(self, caller: Expressions, node: ast.Call, function: DeclaredFunction) -> None:
+        """Look at a call before anything is matched.
+
+        key: file and name of the function. bindings: its generics and their dims.
+        """
         self.caller, self.node, self.decl, self.key = caller, node, function.decl, function.key
         self.name = node.function.text
         self.function = function
@@ -88,6 +92,10 @@ class _Call:
         return inlined_size(self.function, self.scope.reports.sizes)
 
     def run(self, variables: Variables) -> Results | None:
+        """Inline the call, and return its results; None, with a diagnostic, if the call is wrong.
+
+        variables: the names of the results.
+        """
         given = self._arguments()
         if given is None or not self._bind_generics() or not check_signature(self.decl, self.scope):
             return None
@@ -191,6 +199,7 @@ class _Call:
         )
 
     def _complete(self, given: Collection[str]) -> bool:
+        """Return True if all arguments without a default are given; otherwise report it (E203)."""
         missing = [
             each.name.text
             for each in self.decl.args
@@ -219,6 +228,9 @@ class _Call:
     # The signature
 
     def _may_be_inlined(self) -> bool:
+        """Return True unless the function calls itself, calls are too deep, or the program would grow too large; then report
+        it.
+        """
         stack, builder, size = self.caller.stack, self.caller.builder, self.size
         if self.key in stack:
             names = [name for _, name in (*stack[stack.index(self.key) :], self.key)]
@@ -236,7 +248,10 @@ class _Call:
         return True
 
     def _match(self, given: Mapping[str, Operand]) -> bool:
-        """Bind dimensions by the types of the arguments; return False, and report an error, if a type does not match."""
+        """Bind dimensions by the types of the arguments; return False, and report an error, if a type does not match.
+
+        given: the operand of each argument, by name.
+        """
         pairs = [
             GivenArgument(each, given[each.name.text])
             for each in self.decl.args
@@ -289,7 +304,10 @@ class _Call:
         return FunctionBody(self, variables, prefix, (*pair, *caller.shared))
 
     def _value(self, argument: ast.FnArg, operand: Operand | None, inside: Expressions) -> Result:
-        """Return the value of an argument, given or default, with its dimensions in the declared order."""
+        """Return the value of an argument, given or default, with its dimensions in the declared order.
+
+        inside: elaborates default values.
+        """
         if operand is None:
             assert argument.default is not None, "arguments without a default are given"
             operand = inside.operand(argument.default)
@@ -307,6 +325,10 @@ class FunctionBody(ElaboratedBody):
     def __init__(
         self, call: _Call, variables: Variables, prefix: str, shared: tuple[tuple[str, str], ...]
     ) -> None:
+        """Start the body of a called function. variables: the caller's names of the results.
+
+        prefix: the path of the values' names.
+        """
         decl, scope, caller = call.decl, call.scope, call.caller
         generics = {name.text for name in decl.generics}
         given = [each.name for each in decl.args if each.type or each.name.text not in generics]
@@ -319,6 +341,7 @@ class FunctionBody(ElaboratedBody):
         self.results: list[Result] = [None] * len(decl.results)
 
     def return_(self, node: ast.Return) -> None:
+        """Keep the returned values as the results, if their number is the declared one."""
         expected, found = len(self.decl.results), len(node.values)
         self.returned = found
         if found != expected:
@@ -333,6 +356,7 @@ class FunctionBody(ElaboratedBody):
     def _result(
         self, node: ast.Expr, type: TensorType | None, declared: ast.Type, variable: str | None
     ) -> Result:
+        """Return a result as its declared type; after a mismatch (E221), a placeholder of that type."""
         result = self.expressions.value(node, variable)
         if result is None or type is None:
             return self.expressions.placeholder(type, node.span)
@@ -448,6 +472,10 @@ class Bindings:
         return found[0] if found else None
 
     def _match(self, type: ast.Type, operand: Operand) -> None:
+        """Match an argument's type with a parameter's: its dtype, the dims that are known, and then the rest.
+
+        Raises `Mismatch`.
+        """
         self._match_dtype(type, operand)
         known = [dim for name in names(type) if (dim := self.dim(name)) is not None]
         left = list(operand.dims)
@@ -471,6 +499,10 @@ class Bindings:
             raise Mismatch(f"its dtype is {operand.dtype}")
 
     def _without_rest(self, left: list[Dim]) -> list[Dim]:
+        """Return the dims without those that `...` stands for. Raises `Mismatch` if one of them is missing.
+
+        left: the dims that no name has taken.
+        """
         assert self.rest is not None
         missing = [dim for dim in self.rest[0] if dim not in left]
         if missing:
@@ -478,18 +510,21 @@ class Bindings:
         return [dim for dim in left if dim not in self.rest[0]]
 
     def _bind(self, type: ast.Type, left: Dims, span: Span) -> None:
-        """Bind the unbound generic dimensions of a type, and its `...`, to the remaining dimensions of the operand."""
+        """Bind the unbound generic dimensions of a type, and its `...`, to the remaining dimensions of the operand.
+
+        left: the dims that no name has taken.
+        """
         ends = unbound_around_rest(type, self)
-        before, after = ends
-        wanted = len(before) + len(after)
+        names_before, names_after = ends
+        named = len(names_before) + len(names_after)
         takes_more = has_rest(type) and self.rest is None
-        if len(left) < wanted or (len(left) > wanted and not takes_more):
-            raise Mismatch(_surplus(left, wanted))
-        end = len(left) - len(after)
-        for name, dim in (*zip(before, left, strict=False), *zip(after, left[end:], strict=True)):
+        if len(left) < named or (len(left) > named and not takes_more):
+            raise Mismatch(_surplus(left, named))
+        end = len(left) - len(names_after)
+        for name, dim in (*zip(names_before, left, strict=False), *zip(names_after, left[end:], strict=True)):
             self.dims[name.text] = dim, span
         if takes_more:
-            self.rest = left[len(before) : end], span
+            self.rest = left[len(names_before) : end], span
 
 
 def type_of(given: GivenArgument) -> ast.Type:
@@ -556,21 +591,24 @@ def binding_help(
     misplaced: the argument that is a dimension, None for those that are too many.
     """
     determined = {name.text for each in decl.args if each.type for name in names(each.type)}
-    own = {each.name.text for each in decl.args} | {each.generic.text for each in node.bindings}
-    wanted = [each.text for each in decl.generics if each.text not in determined | own]
+    bound_names = {each.name.text for each in decl.args} | {each.generic.text for each in node.bindings}
+    open_generics = [each.text for each in decl.generics if each.text not in determined | bound_names]
     given, extra = node.arguments[: len(decl.args)], node.arguments[len(decl.args) :]
     if misplaced is not None:
         given, extra = tuple(each for each in given if each is not misplaced), (misplaced,)
-    if len(extra) > len(wanted):
+    if len(extra) > len(open_generics):
         return None
-    call, declared = _with_bindings(node, list(zip(wanted, extra, strict=False)), given, scope)
+    call, declared = _with_bindings(node, list(zip(open_generics, extra, strict=False)), given, scope)
     return f"sizes are dimensions: write {call}{', with ' + declared if declared else ''}"
 
 
 def _with_bindings(
     node: ast.Call, pairs: Sequence[tuple[str, ast.Node]], given: Sequence[ast.Node], scope: Scope
 ) -> tuple[str, str]:
-    """Return a call that binds generic dimensions, and the declarations of dimensions that the file lacks."""
+    """Return a call that binds generic dimensions, and the declarations of dimensions that the file lacks.
+
+    pairs: generic dimensions and their sizes. given: the arguments that stay.
+    """
     sizes = scope.file.dims_by_size
     bindings = ", ".join(f"{name} = {_as_dim(name, each, sizes)}" for name, each in pairs)
     missing = [(n, each.value) for n, each in pairs if isinstance(each, ast.Int) and each.value not in sizes]

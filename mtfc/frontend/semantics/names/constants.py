@@ -31,6 +31,7 @@ class ConstantError(Exception):
 
 
 def _power(base: float, exponent: float) -> float:
+    """Return a power: exact for integers that stay small, or else as a float."""
     whole = isinstance(base, int) and isinstance(exponent, int) and exponent >= 0
     exact = whole and int(base).bit_length() * exponent <= LIMIT.bit_length()
     result: float | complex = base**exponent if exact else float(base) ** float(exponent)
@@ -153,6 +154,9 @@ def integer(node: ast.Node, scope: Scope) -> int | None:
 
 
 def _whole(node: ast.Binary, left: int | None, right: int | None, scope: Scope) -> int | None:
+    """Return the value of an operator of sizes; None, with a diagnostic, for another operator or a number that is not
+    defined.
+    """
     if node.op not in ("+", "-", "*", "//"):
         help = "whole division is `//`" if node.op == "/" else None
         return scope.refuse(
@@ -291,6 +295,7 @@ def declare_meshes(decls: Iterable[ast.MeshDecl], scope: Scope) -> dict[str, Mes
 
 
 def mesh(decl: ast.MeshDecl, scope: Scope) -> Mesh | None:
+    """Return a declared mesh; None, with a diagnostic, if it has no axes or an axis without a size."""
     places: dict[str, Span] = {}
     sizes = [
         (axis.name.text, _size(axis.name.text, axis.size, scope))

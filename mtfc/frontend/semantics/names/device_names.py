@@ -64,6 +64,7 @@ def written_devices(devices: Iterable[int], graph: DeviceGraph) -> Iterator[str]
 
 
 def _written(stretch: list[int], graph: DeviceGraph) -> Iterator[str]:
+    """Yield the text of devices in a row: their kind if they are all of it, or a range of it."""
     if len(stretch) < 2:
         yield from map(graph.called, stretch)
         return

@@ -87,14 +87,16 @@ class Reports:
     """The errors of one run, and the facts that all scopes of the run share.
 
     A function is elaborated once for each call; an error in the function is reported for the first call that shows the error.
-
-    called: the functions that have been elaborated, by the place of their names. sizes: the sizes of calls of functions. grown:
-    the size of the file's programs. dropped, dropped_dims: the full names of unused values, and the dimensions of their
-    functions, which no program has. sections: the calls, variables and loops of models, by their full names. placeholders: the
-    values that stand for expressions with an error.
     """
 
     def __init__(self, diagnostics: Diagnostics) -> None:
+        """Start without errors.
+
+        called: the functions that have been elaborated, by the place of their names. sizes: the sizes of calls of functions.
+        grown: the size of the file's programs. dropped, dropped_dims: the full names of unused values, and the dimensions of
+        their functions, which no program has. sections: the calls, variables and loops of models, by their full names.
+        placeholders: the values that stand for expressions with an error.
+        """
         self.diagnostics = diagnostics
         self._seen: set[tuple[str, str, Span]] = set()
         self.called: set[Span] = set()
@@ -135,18 +137,21 @@ class Reports:
 class Scope:
     """The declarations of one file, or the names that the body of a function in the file sees.
 
-    dims: dimensions by name, None for a declaration with an error. places: the place of each dimension's declaration.
-    functions, optimizers: the declarations of the file. machines: the names of its hardware. modules: the files that it imports.
-    local_dims: dimensions that functions declare in their bodies. doubtful: names in text that did not parse. module: the name of
-    the file as a module, empty for the main file; its dimensions are called `module.dim`. file: the scope of the whole file.
-
-    In a function: rest: the dimensions that `...` stands for. any: the dtype that `any` stands for. calls: the calls that led to
-    the function, the innermost first.
+    In a function: rest: the dimensions that `...` stands for. any: the dtype that `any` stands for. calls: the calls that led
+    to the function, the innermost first.
     """
 
     def __init__(
         self, reports: Reports | Diagnostics, doubtful: Iterable[str] = (), module: str = ""
     ) -> None:
+        """Start without declarations.
+
+        dims: dimensions by name, None for a declaration with an error. places: the place of each dimension's declaration.
+        functions, optimizers: the declarations of the file. machines: the names of its hardware. modules: the files that it
+        imports. local_dims: dimensions that functions declare in their bodies. doubtful: names in text that did not parse.
+        module: the name of the file as a module, empty for the main file; its dimensions are called `module.dim`. file: the
+        scope of the whole file.
+        """
         self.reports = reports if isinstance(reports, Reports) else Reports(reports)
         self.doubtful = frozenset(doubtful)
         self.module = module
@@ -257,6 +262,10 @@ class Scope:
         return self.error(code, message, name.span, [Label(places[name.text], label)], help)
 
     def dim(self, name: ast.DimName, code: str = "E103") -> Dim | None:
+        """Return a dimension by its name; None, with a diagnostic, if it is unknown.
+
+        A near name is taken if it is surely meant.
+        """
         found = self.find_dim(name)
         if found is None and not self._has_failed(name):
             known = self._known_dims()
@@ -332,6 +341,7 @@ class Scope:
         return len(dims) <= MAX_DIMS or self.error("E212", message, span)
 
     def _repeats(self, names: Collection[ast.DimName | ast.Ellipsis]) -> bool:
+        """Return True, and report it (E210), if a list of dimensions has one twice."""
         places: dict[str, list[Span]] = {}
         for name in names:
             places.setdefault("..." if isinstance(name, ast.Ellipsis) else name.text, []).append(name.span)
@@ -425,6 +435,7 @@ def _habit(scope: Scope, name: str, builtins: Mapping[str, str]) -> str | None:
 def _in_module(
     scope: Scope, function: ast.Path, values: Collection[str], builtins: Mapping[str, str]
 ) -> None:
+    """Report a call of a function with a dotted name: of an unknown module, of a module that lacks it, or of a value."""
     head, *rest = function.parts
     if head == "random" and head not in scope.modules:
         known = [name for name in builtins if name.startswith("random.")]

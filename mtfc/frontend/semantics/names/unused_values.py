@@ -84,6 +84,10 @@ class _Walk:
     """A walk over a body. `roots` are the nodes that are needed, `nodes` those of statements in the order of the source."""
 
     def __init__(self) -> None:
+        """Start before the first statement.
+
+        returns: True once a statement returns.
+        """
         self.nodes: list[_Node] = []
         self.roots: list[_Node] = []
         self.returns = False
@@ -128,6 +132,9 @@ class _Walk:
         handed_out[node.name.text] = made
 
     def _loop(self, node: ast.Repeat | ast.Scan, values: Environment, around: tuple[_Node, ...]) -> None:
+        """Add a loop: a carried variable is read by the value that it has at the end of an iteration, and the other way
+        round. around: the loops around it.
+        """
         sources = (each for slice in node.slices for each in _read(slice, values))
         loop = _Node((), node, [*sources, *around])
         self.nodes.append(loop)
@@ -194,7 +201,10 @@ def _reached(roots: Iterable[_Node], known: set[_Node]) -> set[_Node]:
 
 
 def _groups(left: list[_Node], live: set[_Node]) -> Iterator[tuple[_Node, tuple[_Node, ...]]]:
-    """Yield the unused names, each with the nodes that only it needs. The last name comes first: uses follow definitions."""
+    """Yield the unused names, each with the nodes that only it needs. The last name comes first: uses follow definitions.
+
+    left: the nodes that nothing needs. live: the needed ones.
+    """
     seen = set(live)
     named = {node: place for place, node in enumerate(left) if node.names}
     for node in reversed(named):
@@ -257,7 +267,7 @@ class _Statement:
 
 @frozen
 class _Copies:
-    """Copies in a row: copy k has the statements from `start + k * period` on."""
+    """Copies in a row: copy k has the statements from `start + k * period` on. number: the number of copies."""
 
     start: int
     period: int
@@ -283,6 +293,10 @@ def _in_body(body: Sequence[ast.Statement]) -> Iterator[Diagnostic]:
 
 
 def _statements(body: Iterable[ast.Statement]) -> list[_Statement]:
+    """Return the statements of a body with their forms. Statements of one form differ only in the names of values.
+
+    Each name that a statement reads is given by the number of the statement that bound it last.
+    """
     last: dict[str, int] = {}
     found: list[_Statement] = []
     for number, node in enumerate(body):
@@ -306,6 +320,7 @@ def _form(node: object, left_out: set[int]) -> Hashable:
 
 
 def _rows(statements: Sequence[_Statement]) -> Iterator[_Copies]:
+    """Yield rows of copies of the same statements, if nothing behind a row reads values of any copy but the last."""
     places: dict[Hashable, list[int]] = defaultdict(list)
     for number, each in enumerate(statements):
         places[each.form].append(number)
@@ -341,7 +356,10 @@ def _is_next(statements: Sequence[_Statement], row: _Copies) -> bool:
 
 
 def _is_alike(was: int | str, now: int | str, row: _Copies) -> bool:
-    """True if a name means the same in the copy that follows a row as in the last copy of the row."""
+    """True if a name means the same in the copy that follows a row as in the last copy of the row.
+
+    was, now: the number of the statement that bound the name, or the name of an outer variable.
+    """
     if isinstance(now, str) or now < row.start:
         return was == now
     if row.number == 1 and now < row.end:
@@ -350,6 +368,7 @@ def _is_alike(was: int | str, now: int | str, row: _Copies) -> bool:
 
 
 def _of_copies(row: _Copies, statements: Sequence[_Statement]) -> Diagnostic:
+    """Return the warning that a loop would say the same as a row of copies."""
     first, second = (
         (*bound(node), node)[0].span for node in (statements[row.start + k * row.period].node for k in (0, 1))
     )

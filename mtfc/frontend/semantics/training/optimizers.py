@@ -65,12 +65,13 @@ def find_optimizer(node: ast.Expr, scope: Scope, std: Scope) -> Optimizer | None
 
 
 def _elsewhere(name: str, std: Scope) -> str | None:
-    """Return help for an optimizer of another library."""
+    """Return help if a name is that of an optimizer in another library, such as `AdamW` of PyTorch; otherwise None."""
     meant = other_libraries.optimizer(name, std.optimizers)
     return f"write `{usage(meant, std.optimizers[meant][0])}`, without an import" if meant else None
 
 
 def _of_module(node: ast.Call, path: ast.Path, scope: Scope, std: Scope) -> Optimizer | None:
+    """Return an optimizer that is named with its module; None, with a diagnostic, if there is none."""
     head, *rest = path.parts
     name = ".".join(rest)
     if head not in scope.modules:
@@ -166,6 +167,7 @@ def check_optimizers(decls: Iterable[ast.OptimizerDecl], scope: Scope) -> None:
 
 
 def _check_head(decl: ast.OptimizerDecl, scope: Scope) -> None:
+    """Report names of an optimizer that are declared twice, types of hyperparameters, and a wrong pattern."""
     places: dict[str, Span] = {}
     for name in (*(hyper.name for hyper in decl.hypers), decl.parameter, decl.gradient):
         scope.declare("value", name, places)
@@ -179,6 +181,7 @@ def _check_head(decl: ast.OptimizerDecl, scope: Scope) -> None:
 
 
 def _check_pattern(pattern: ast.Type, scope: Scope) -> None:
+    """Report dimensions of a pattern that are paths or stand twice, and a dtype that no parameter has."""
     places: dict[str, Span] = {}
     for dim in pattern.dims:
         if isinstance(dim, ast.Path):
@@ -227,9 +230,11 @@ def elaborate_updates(
 
 
 def elaborate_hyperparameter(optimizer: Optimizer, name: str, scope: Scope) -> Function | None:
-    """Make a function without arguments that gives a hyperparameter of the step, f32[].
+    """Make the function that computes one hyperparameter of an optimizer, such as its learning rate: no arguments, one f32[]
+    output.
 
-    The first declaration of the optimizer that has the hyperparameter counts. Returns None if the call is wrong.
+    The hyperparameter is that of the first declaration which has it. Returns None, with a diagnostic, if the call of the
+    optimizer is wrong.
     """
     decl = declaration_of(optimizer, name)
     given = given_hypers(optimizer, decl, scope)
@@ -247,6 +252,10 @@ def _case(optimizer: Optimizer, type: TensorType) -> tuple[ast.OptimizerDecl, Bi
 def _function(
     optimizer: Optimizer, decl: ast.OptimizerDecl, bindings: Bindings, type: TensorType, scope: Scope
 ) -> Function | None:
+    """Return the update function of a declaration for parameters of a type; None, with a diagnostic, if the call is wrong.
+
+    bindings: the names in the declaration's pattern, bound to that type.
+    """
     given = given_hypers(optimizer, decl, scope)
     inside = _inside(optimizer, bindings)
     return None if given is None else UpdateBody(decl, type, inside).function(given, scope)
@@ -278,6 +287,10 @@ def _inside(optimizer: Optimizer, bindings: Bindings) -> Scope:
 
 
 def _problem(eqn: Equation, own: tuple[Dim, ...]) -> str | None:
+    """Return why an equation may not stand in an optimizer, as the end of a sentence; None if it may.
+
+    own: the parameter's dims.
+    """
     if has_trait(eqn, "training"):
         return "asks for `training`, and updates are computed in training alone"
     if has_trait(eqn, "random"):
@@ -303,13 +316,15 @@ class UpdatedVariable:
 
 
 class UpdateBody(ElaboratedBody):
-    """The body of a declaration of an optimizer for one type of parameters.
-
-    given: the names that cannot be assigned: hyperparameters and the gradient. kept: the parameter and the states, whose last
-    values are the outputs of the function.
-    """
+    """The body of a declaration of an optimizer for one type of parameters."""
 
     def __init__(self, decl: ast.OptimizerDecl, type: TensorType, scope: Scope) -> None:
+        """Start a body for parameters of a type.
+
+        is_updated: the body assigns the parameter. step: the number of the step, once read. given: the names that cannot be
+        assigned: hyperparameters and the gradient. kept: the parameter and the states, whose last values are the outputs of
+        the function.
+        """
         names = [*(hyper.name for hyper in decl.hypers), decl.parameter, decl.gradient]
         builder = FunctionBuilder(BlockBuilder(variables(names, decl.body)), scope.reports.grown)
         super().__init__(BodyKind("optimizer", decl.name), decl.body, scope, builder, elaborate_call, names)
@@ -320,7 +335,10 @@ class UpdateBody(ElaboratedBody):
         self.step: Value | None = None
 
     def function(self, given: Mapping[str, ast.Argument], scope: Scope) -> Function | None:
-        """Return the function for a call with these hyperparameters, in the file `scope`; None if there is an error."""
+        """Return the function for a call with these hyperparameters, in the file `scope`; None if there is an error.
+
+        given: the hyperparameters by name.
+        """
         decl, builder = self.decl, self.builder
         scope.reports.called.add(decl.name.span)
         for hyper in decl.hypers:
@@ -337,7 +355,10 @@ class UpdateBody(ElaboratedBody):
         return Function(decl.name.text, tuple(builder.arguments), tuple(builder.block.body), outputs)
 
     def hyperparameter(self, name: str, given: Mapping[str, ast.Argument], scope: Scope) -> Function | None:
-        """Return a function that gives the hyperparameter; None if the hyperparameter is wrong."""
+        """Return a function that gives the hyperparameter; None if the hyperparameter is wrong.
+
+        given: the hyperparameters of the call, by name.
+        """
         hyper = next(each for each in self.decl.hypers if each.name.text == name)
         result = self._hyper(hyper, given.get(name), scope)
         if result is None:
@@ -420,6 +441,7 @@ class UpdateBody(ElaboratedBody):
     # Statements
 
     def statement(self, node: ast.Statement) -> None:
+        """Elaborate a statement; report one that an optimizer cannot have."""
         if isinstance(node, ast.Assign | ast.State | ast.Yield | ast.Broken):
             super().statement(node)
             return
@@ -428,6 +450,9 @@ class UpdateBody(ElaboratedBody):
             self.expressions.values[name.text] = None
 
     def assign(self, node: ast.Assign) -> None:
+        """Assign values: refuse to assign what is given to the optimizer, and let new values of parameter and states take their
+        types.
+        """
         given = [target for target in node.targets if target.text in self.given]
         values = self.expressions.values
         before = {target.text: values[target.text] for target in given}
@@ -443,7 +468,10 @@ class UpdateBody(ElaboratedBody):
                 values[target.text] = self._replacing(target, values[target.text], self.kept[target.text])
 
     def _replacing(self, target: ast.Name, result: Result, kept: UpdatedVariable) -> Result:
-        """Return a new value of the parameter or of a state, with the type of the old one."""
+        """Return a new value of the parameter or of a state, with the type of the old one.
+
+        kept: the variable that the new value replaces.
+        """
         self.is_updated |= target.text == self.decl.parameter.text
         if result is None:
             return None
@@ -459,6 +487,7 @@ class UpdateBody(ElaboratedBody):
         return fit
 
     def state(self, node: ast.State) -> None:
+        """Declare a state of the optimizer, whose type is that of its initial value."""
         if node.type is not None:
             message = f"state `{node.name.text}` of an optimizer takes the type of its initial value"
             help = "leave the type out"

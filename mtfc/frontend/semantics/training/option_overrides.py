@@ -78,6 +78,7 @@ class _Override:
 
     @classmethod
     def of(cls, text: str, number: int, diagnostics: Diagnostics) -> _Override:
+        """Read `key = value`, the option with a number, with the place of the key in it."""
         equal = text.index("=") if "=" in text else len(text)
         name = text[:equal].strip()
         begin = 1 + len(text[:equal]) - len(text[:equal].lstrip())

@@ -63,6 +63,10 @@ def train_models(
 
 
 def _trained(model: Model, decl: ast.TrainDecl, scope: Scope, std: Scope) -> Model:
+    """Return a model with the training of a block.
+
+    All parts of the block are checked, so that all errors are reported at once.
+    """
     groups = groups_of(model, decl, scope)
     precision = elaborate_precision(decl.precision, scope) if decl.precision else TrainPrecision()
     clip, accumulate, average = (_setting(key, getattr(decl, key), scope) for key in SETTINGS)
@@ -270,6 +274,7 @@ def elaborate_precision(node: ast.Precision, scope: Scope) -> TrainPrecision:
 
 
 def _by_key(node: ast.Precision, scope: Scope) -> dict[str, ast.PrecisionRule]:
+    """Return the entries of `precision` by key; report unknown keys and repeated ones (E410)."""
     rules: dict[str, ast.PrecisionRule] = {}
     places: dict[str, Span] = {}
     for rule in node.rules:
@@ -303,6 +308,7 @@ def _reduced(dtype: str, precision: TrainPrecision, rule: ast.PrecisionRule, sco
 
 
 def _loss_scale(node: ast.Expr, precision: TrainPrecision, scope: Scope) -> LossScale | None:
+    """Return the loss scale of an entry: a number or `dynamic`; None, with a diagnostic, if the entry is wrong."""
     if WRITTEN_BYTES[precision.params] < WRITTEN_BYTES["f32"]:
         message = f"the unscaled gradients would underflow in {precision.params} again"
         return scope.refuse("E410", message, node.span, help="store parameters as `params: f32`")
@@ -451,6 +457,7 @@ class _Loss:
         return type.dtype in FLOATS or self._error("E403", message, self._place(), f"it is {type}")
 
     def _is_influenced(self) -> bool:
+        """Return True if the loss depends on a parameter; otherwise report it (E406)."""
         help = None if self.parameters else "the model has none: declare what is trained with `param`"
         influences = self._reached(_operands)
         if self.scope.reports.placeholders & {self.value, *influences}:  # they depend on nothing
@@ -472,6 +479,7 @@ class _Loss:
         )
 
     def _is_trained(self) -> bool:
+        """Return True if the loss depends on a parameter that is not frozen; otherwise report it (E419)."""
         reached = self._reached(differentiable_operands) & self.parameters
         if any(value.name not in self.groups.frozen for value in reached):
             return True
@@ -518,7 +526,10 @@ class _Loss:
     def _reached(
         self, operands: Callable[[Equation], Iterable[Value]], start: Iterable[Value] | None = None
     ) -> set[Value]:
-        """Return the values found by going from results to the values that `operands` returns, into and out of loops."""
+        """Return the values found by going from results to the values that `operands` returns, into and out of loops.
+
+        start: the values to begin with, by default the loss.
+        """
         found = {self.value} if start is None else {*start}
         waiting = [*found]
         while waiting:

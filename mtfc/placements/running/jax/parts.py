@@ -57,6 +57,10 @@ class PartEmitter(Emitter):
     def __init__(
         self, function: Function, origins: Mapping[Value, Origin], file: str | None, backend: str
     ) -> None:
+        """Write with the rules of a backend. origins: what each value of a part comes from.
+
+        file: the user's file, for comments.
+        """
         if backend == "jax":
             function, texts = fused(function, ALONE)
             super().__init__(dialect(ALONE, function, {**guarded(function), **texts}))
@@ -93,12 +97,14 @@ class PartEmitter(Emitter):
 
 
 class ModuleFunctions:
-    """The functions that a placed module needs so far. file: the user's file, whose name comments leave out.
-
-    backend: `jax` or `numpy`.
-    """
+    """The functions that a placed module needs so far."""
 
     def __init__(self, file: str | None, backend: str = "jax") -> None:
+        """Start without functions.
+
+        file: the user's file, whose name comments leave out. backend: `jax` or `numpy`. texts: the definitions. _known: text
+        without names -> the name of the function that has it.
+        """
         self.file, self.backend = file, backend
         self.texts: list[str] = []
         self._names = Names(RESERVED)
@@ -149,8 +155,8 @@ def passes_of(
     """
     makers = {value: eqn for eqn in local.forward for value in eqn.results}
     results = tuple(local.gradients.values())
-    after = live_only(_function(name, (), local.backward, results)).body
-    again, needed = _read_again(local, after, makers)
+    backward_body = live_only(_function(name, (), local.backward, results)).body
+    again, needed = _read_again(local, backward_body, makers)
     stored = tuple(value for value in needed if value in makers and value not in made)
     used = {value for eqn in local.forward for value in eqn.operands} | {*made}
     forward = _function(name, [v for v in given if v in used], local.forward, (*made, *stored))
@@ -158,16 +164,16 @@ def passes_of(
         return forward, None
     read = (value for value in needed if value not in stored)
     arguments = (*read, *stored, *local.cotangents.values())
-    return forward, _function(name, arguments, (*again, *after), results)
+    return forward, _function(name, arguments, (*again, *backward_body), results)
 
 
 def _read_again(
     local: PartFunction, after: Sequence[Equation], makers: Mapping[Value, Equation]
 ) -> tuple[list[Equation], list[Value]]:
     """Return the equations that the backward pass repeats, in order, and the other values that it reads."""
-    own = {value for eqn in after for value in eqn.results} | {*local.cotangents.values()}
-    todo = [v for eqn in after for v in eqn.operands if v not in own]
-    todo += [value for value in local.gradients.values() if value not in own]
+    backward_values = {value for eqn in after for value in eqn.results} | {*local.cotangents.values()}
+    todo = [v for eqn in after for v in eqn.operands if v not in backward_values]
+    todo += [value for value in local.gradients.values() if value not in backward_values]
     again: set[Equation] = set()
     needed: dict[Value, None] = {}
     while todo:
@@ -178,8 +184,8 @@ def _read_again(
         elif eqn not in again:
             again.add(eqn)
             todo += eqn.operands
-    given = (value for value in local.values.values() if value not in makers)
-    ordered = [value for value in (*given, *makers) if value in needed]
+    part_arguments = (value for value in local.values.values() if value not in makers)
+    ordered = [value for value in (*part_arguments, *makers) if value in needed]
     return [eqn for eqn in local.forward if eqn in again], ordered
 
 

@@ -48,6 +48,10 @@ class PlacedGraph:
     """An operator graph under a strategy. Its parts are written once, whatever the number of micro-batches."""
 
     def __init__(self, flow: CotangentFlow, strategy: Strategy, functions: ModuleFunctions) -> None:
+        """Split each operator by its configuration.
+
+        _parts: the written parts.
+        """
         self.flow, self.graph, self.functions = flow, flow.graph, functions
         operators = zip(self.graph.operators, strategy, strict=True)
         self.placed: dict[Operator, tuple[OperatorParts, Configuration]] = {
@@ -155,35 +159,38 @@ class PlacedRun:
         self, value: Value, wanted: Ends, device: int, turn: int
     ) -> tuple[str, list[tuple[int, Ends]]]:
         """Return a variable with a region of a value on a device, and the held pieces that its elements come from."""
-        held, found = self.held[value], list[HeldPiece]()
-        sources = sources_of(held, wanted, device, turn)
+        held_pieces, local_pieces = self.held[value], list[HeldPiece]()
+        sources = sources_of(held_pieces, wanted, device, turn)
         for number, region in sources:
-            piece = held[number]
+            piece = held_pieces[number]
             name = self.tasks.cut(piece.name, piece.ends, region)
             name = self.tasks.on(name, device, volume(region) * ITEM_BYTES[value.type.dtype])
-            found.append(HeldPiece(device, region, name))
-        return self.tasks.joined(device, wanted, found, short(value), adds=False), sources
+            local_pieces.append(HeldPiece(device, region, name))
+        return self.tasks.joined(device, wanted, local_pieces, short(value), adds=False), sources
 
     def _forward(self, step: OperatorStep) -> None:
+        """Run the parts of a step's forward pass: gather what each part reads, call its function, and keep the pieces it
+        computes.
+        """
         _, devices = self.placed.of(step)
-        made: dict[Value, list[HeldPiece]] = {value: [] for value in step.outputs}
+        pieces_of: dict[Value, list[HeldPiece]] = {value: [] for value in step.outputs}
         for part, device in enumerate(devices):
-            own = self.placed.part(step, part)
-            known: dict[Value, str] = {}
+            placed = self.placed.part(step, part)
+            names_of: dict[Value, str] = {}
             for value in (*step.inputs, *step.arguments):
                 wanted = self.placed.needed(value, step, part)
                 name, sources = self.gathered(value, wanted, device, part)
-                known[own.local.values[value]] = name
+                names_of[placed.local.values[value]] = name
                 self._sources[value, step, part] = sources
-            operands = [known[argument.value] for argument in own.forward.function.arguments]
-            results = [output.value for output in own.forward.function.outputs]
-            names = self.tasks.call(device, own.forward, operands, [short(each) for each in results])
-            known.update(zip(results, names, strict=True))
-            self._local[step, part] = known
+            operands = [names_of[argument.value] for argument in placed.forward.function.arguments]
+            results = [output.value for output in placed.forward.function.outputs]
+            names = self.tasks.call(device, placed.forward, operands, [short(each) for each in results])
+            names_of.update(zip(results, names, strict=True))
+            self._local[step, part] = names_of
             for value in step.outputs:
                 ends = self.placed.owned(value, step, part)
-                made[value].append(HeldPiece(device, ends, known[own.local.values[value]]))
-        for value, pieces in made.items():
+                pieces_of[value].append(HeldPiece(device, ends, names_of[placed.local.values[value]]))
+        for value, pieces in pieces_of.items():
             self.held[value] = self._completed(value, step, pieces) if value in step.pending else pieces
 
     def _completed(self, value: Value, step: OperatorStep, terms: Sequence[HeldPiece]) -> list[HeldPiece]:
@@ -207,22 +214,26 @@ class PlacedRun:
         return found
 
     def _backward(self, step: OperatorStep) -> None:
+        """Run the parts of a step's backward pass: pass on the cotangents of its outputs to the values that each part reads.
+
+        A part to which no cotangent comes is left out.
+        """
         _, devices = self.placed.of(step)
         assert self.seed is not None
         for value in step.outputs:
             self._seeded(value, step, self.seed)
         for part, device in enumerate(devices):
-            own = self.placed.part(step, part)
-            if own.backward is None:
+            placed = self.placed.part(step, part)
+            if placed.backward is None:
                 continue
             known = self._local[step, part]
-            given = {d: self._cotangent(value, step, part) for value, d in own.local.cotangents.items()}
+            given = {d: self._cotangent(value, step, part) for value, d in placed.local.cotangents.items()}
             if not any(given.values()):
                 continue  # nothing that the part computes reaches the loss by this way
             zeros = {d: name or self.tasks.filled(d.type, 0, device) for d, name in given.items()}
-            operands = [zeros.get(a.value) or known[a.value] for a in own.backward.function.arguments]
-            values = list(own.local.gradients)
-            names = self.tasks.call(device, own.backward, operands, [f"d_{short(v)}" for v in values])
+            operands = [zeros.get(a.value) or known[a.value] for a in placed.backward.function.arguments]
+            values = list(placed.local.gradients)
+            names = self.tasks.call(device, placed.backward, operands, [f"d_{short(v)}" for v in values])
             for value, name in zip(values, names, strict=True):
                 self._contribute(
                     value, step, part, HeldPiece(device, self.placed.needed(value, step, part), name)
@@ -294,8 +305,8 @@ def sources_of(held: Sequence[HeldPiece], wanted: Ends, device: int, turn: int) 
         ends: next((i for i in group if held[i].device == device), group[turn % len(group)])
         for ends, group in alike.items()
     }
-    found = [(i, region) for ends, i in chosen.items() if (region := common(ends, wanted)) is not None]
-    if sum(volume(region) for _, region in found) == volume(wanted):
-        return found
-    one = next((i for i, region in found if region == wanted), None)
-    return [(one, wanted)] if one is not None else list(cells(chosen, wanted))
+    overlaps = [(i, region) for ends, i in chosen.items() if (region := common(ends, wanted)) is not None]
+    if sum(volume(region) for _, region in overlaps) == volume(wanted):
+        return overlaps
+    whole = next((i for i, region in overlaps if region == wanted), None)
+    return [(whole, wanted)] if whole is not None else list(cells(chosen, wanted))

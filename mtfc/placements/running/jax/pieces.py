@@ -21,8 +21,8 @@ Index = tuple[int | tuple[int, int], ...]
 
 @attrs.frozen(eq=False)
 class StoredPiece:
-    """A piece of an array between steps: its device, its region in the value of the unrolled program, and its index in the array
-    of the user's name.
+    """A piece of an array between steps: its device, its region in the value of the unrolled program, and its index in the
+    array of the user's name. ends: the bounds of the region.
     """
 
     value: Value

@@ -27,11 +27,7 @@ Variables = Callable[[Value], Sequence[str]]
 
 
 class Piecewise:
-    """Adds the tasks of a function.
-
-    owners: argument, later any value -> its parameter, if it belongs to one. pieces: those of each parameter. joint: numbers that
-    follow from one parameter and concern others -> the parameter. late: these, and what follows from them alone.
-    """
+    """Adds the tasks of a function."""
 
     def __init__(
         self,
@@ -42,6 +38,12 @@ class Piecewise:
         owners: Mapping[Value, str],
         variables: Variables,
     ) -> None:
+        """Prepare the needed equations.
+
+        groups: parameter -> the outputs that belong to it; None -> the others. owners: argument, later any value -> its
+        parameter, if it belongs to one. pieces: those of each parameter. joint: numbers that follow from one parameter and
+        concern others -> the parameter. late: these, and what follows from them alone.
+        """
         self.functions, self.tasks, self.pieces, self.variables = functions, tasks, pieces, variables
         needed = needed_for((o.value for o in function.outputs), function.body)
         self.function = attrs.evolve(function, body=needed)
@@ -56,6 +58,11 @@ class Piecewise:
         self._find_owners()
 
     def _find_owners(self) -> None:
+        """Find for each value the parameter on whose pieces it is computed.
+
+        A scalar that a parameter's pieces give, and that other parameters or a reduction need, is joint: it is summed over the
+        pieces. What follows from it is late, and computed once for all.
+        """
         concerned: dict[Value, set[str | None]] = {}
         for owner, outputs in self.groups.items():
             for output in outputs:
@@ -78,6 +85,7 @@ class Piecewise:
                 self.late.update(eqn.results)
 
     def _reduces_pieces(self, eqn: Equation, owner: str) -> bool:
+        """Return True if an equation reduces arrays of which a device has only a piece."""
         whole = tuple((0, dim.size) for dim in self.whole[owner])
         is_reduction = any(value.type.dims for value in eqn.operands)
         return is_reduction and any(piece.region != whole for piece in self.pieces[owner])
@@ -91,18 +99,18 @@ class Piecewise:
         )
         for value, owner in self.joint.items():
             self.known[value] = self._total(value, owner)
-        more = [Output(value.name, value) for value in read if value not in self.joint]
-        part = self._part([*shared, *more], self.joint)
+        late_outputs = [Output(value.name, value) for value in read if value not in self.joint]
+        part = self._part([*shared, *late_outputs], self.joint)
         names = self._call(part, 0, part.name, {a.value: self._whole(a.value) for a in part.arguments})
-        found = {output.name: [name] for output, name in zip(shared, names, strict=False)}
+        variables_of = {output.name: [name] for output, name in zip(shared, names, strict=False)}
         self.known |= {output.value: name for output, name in zip(part.outputs, names, strict=True)}
         for owner, part in parts.items():
             for number, piece in enumerate(self.pieces[owner]):
                 for output, name in zip(
                     part.outputs, self._on_piece(part, owner, number, piece), strict=True
                 ):
-                    found.setdefault(output.name, []).append(name)
-        return found
+                    variables_of.setdefault(output.name, []).append(name)
+        return variables_of
 
     def _part(self, outputs: Iterable[Output], given: Iterable[Value]) -> Function:
         """Return the function from arguments and given values to some outputs."""
@@ -152,17 +160,17 @@ class Piecewise:
         read = {value for eqn in part.body for value in eqn.operands}
         arguments = tuple(argument for argument in part.arguments if argument.value in read)
         outputs = tuple(output for output in part.outputs if output.value not in known)
-        found = dict(known)
+        variables = dict(known)
         if outputs:
             sizes = [each.value.type.size * ITEM_BYTES[each.value.type.dtype] for each in arguments]
             given = [known[each.value] for each in arguments]
             operands = [self.tasks.on(each, device, n) for each, n in zip(given, sizes, strict=True)]
             doc = f"Compute {', '.join(output.name for output in outputs)}."
-            written = self.functions.add(Function(part.name, arguments, part.body, outputs), name, doc)
-            wanted = [short(Value(output.name, output.value.type)) for output in outputs]
-            names = self.tasks.call(device, written, operands, wanted)
-            found |= {output.value: each for output, each in zip(outputs, names, strict=True)}
-        return [found[output.value] for output in part.outputs]
+            part_function = self.functions.add(Function(part.name, arguments, part.body, outputs), name, doc)
+            result_names = [short(Value(output.name, output.value.type)) for output in outputs]
+            names = self.tasks.call(device, part_function, operands, result_names)
+            variables |= {output.value: each for output, each in zip(outputs, names, strict=True)}
+        return [variables[output.value] for output in part.outputs]
 
     def _whole(self, value: Value) -> str:
         """Return a variable with a number of all parameters, or an array that belongs to none."""

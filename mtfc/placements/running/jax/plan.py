@@ -47,6 +47,10 @@ class ModulePlan:
     """
 
     def __init__(self, placed: PlacedProgram, backend: str = "jax") -> None:
+        """Lower the program, and split it over the devices of its placement.
+
+        backend: the one that writes the functions of parts.
+        """
         self.placed, self.program = placed, placed.program
         self.training = self.program.training
         self.devices = placed.placement.devices
@@ -203,6 +207,7 @@ def seed_of(
     type = placed.graph.loss.type
 
     def seed(device: int) -> str:
+        """Return a variable on a device with the cotangent of the loss: the share, times scale and weight if there are any."""
         factors = [tasks.on(each, device, 4) for each in (scale, weight and weight()) if each is not None]
         if not factors:
             return tasks.filled(type, share, device, "d_loss")

@@ -39,14 +39,20 @@ Returned = dict[str, str | list[str]]
 
 
 class FunctionWriter:
-    """Writes a function of the module. first: the statements before its tasks."""
+    """Writes a function of the module.
+
+    first: the statements that unpack arrays; they stand before the tasks.
+    """
 
     def __init__(self, plan: ModulePlan) -> None:
         self.plan, self.tasks = plan, TaskList(Names(TAKEN))
         self.first: list[str] = []
 
     def unpacked(self, source: str, pieces: PiecesByName, turn: int = 0) -> Unpacked:
-        """Return the variables of the arrays of a dict. turn: the micro-batch whose pieces are taken."""
+        """Write statements that unpack the arrays of a dict, and return the variables of each array's pieces.
+
+        source: the variable of the dict. turn: the micro-batch whose pieces are taken.
+        """
         found: dict[str, list[str]] = {}
         for name, own in pieces.items():
             for number, piece in enumerate(own, len(own) * turn):
@@ -56,9 +62,13 @@ class FunctionWriter:
         return found
 
     def start(
-        self, placed: PlacedGraph, params: Unpacked, micro: int = 0, count: int = 1, number: str = ""
+        self, placed: PlacedGraph, params: Unpacked, micro: int = 0, count: int = 1, step_variable: str = ""
     ) -> PlacedRun:
-        """Return a pass of one of some micro-batches. number: a variable with that of the step; 0 without one."""
+        """Start the pass of micro-batch `micro` of `count`: unpack its arrays, and return the pass before its first task.
+
+        params: the variables of the parameters' pieces. step_variable: a variable with the number of the training step; if
+        empty, the number is 0.
+        """
         held = dict[Value, list[HeldPiece]]()
         known = {a.value.name: a.value for a in placed.graph.function.arguments}
         inputs = self.unpacked("inputs", self.plan.inputs, micro)
@@ -68,9 +78,8 @@ class FunctionWriter:
                     held.setdefault(value, []).append(HeldPiece(piece.device, piece.ends, variable))
         for argument in placed.graph.function.arguments:
             if argument.role == "step":
-                function, given = (
-                    ("counted", [number, count, f"at({micro}, 0)"]) if number else ("at", [0, 0])
-                )
+                counted: list[object] = [step_variable, count, f"at({micro}, 0)"]
+                function, given = ("counted", counted) if step_variable else ("at", [0, 0])
                 held[argument.value] = [HeldPiece(0, (), self.tasks.apply(0, function, given, ["number"])[0])]
         return PlacedRun(placed, self.tasks, held)
 
@@ -138,18 +147,21 @@ class FunctionWriter:
         assert training is not None and placed is not None
         count = 1 if name == "batch_gradients" else plan.accumulate
         params = self.unpacked("params", plan.parameters)
-        number = self.tasks.given("number", 0)
-        self.first.append(f"{number} = numbered(step)")
-        known = {**params, **(self.unpacked("state", plan.states) if name == "step" else {})}
-        runs = self._passes(placed, training, count, params, number, known.get(LOSS_SCALE))
+        step_variable = self.tasks.given("number", 0)
+        self.first.append(f"{step_variable} = numbered(step)")
+        variables_of = {**params, **(self.unpacked("state", plan.states) if name == "step" else {})}
+        runs = self._passes(placed, training, count, params, step_variable, variables_of.get(LOSS_SCALE))
         self.tasks.group = (count, 1)
         weight = self._weight_on if self._is_weighed(count) else None
         reduced = summed_gradients(self.tasks, pieces_by_value(plan.parameters), runs, weight)
         after = after_passes(plan.inside, training, name, count, plan.differentiated())
         updated = self._updated_states(runs[-1])
-        new = {(value.name, each.device): each.name for value, own in updated.items() for each in own}
+        new = {(value.name, each.device): each.name for value, pieces in updated.items() for each in pieces}
 
         def variables(value: Value) -> Sequence[str]:
+            """Return the variables of an argument of the function behind the passes: an output, a gradient, a state or a
+            parameter.
+            """
             kind, of = after.results.get(value, ("", value.name))
             if kind == "output":
                 return [self._total(runs, of)]
@@ -157,7 +169,7 @@ class FunctionWriter:
                 return self._gradient(of, reduced)
             if kind == "state":
                 return [new[each.value.name, each.device] for each in plan.parameters[of]]
-            return known.get(of) or [number]
+            return variables_of.get(of) or [step_variable]
 
         return self._finished(after.function, cache(variables), after.owners)
 
@@ -216,15 +228,15 @@ class FunctionWriter:
 
     def _updated_states(self, run_: PlacedRun) -> dict[Value, list[HeldPiece]]:
         """Return the new values of the model's states after a pass, where the states are stored."""
-        found: dict[Value, list[HeldPiece]] = {}
+        new_pieces: dict[Value, list[HeldPiece]] = {}
         function = run_.placed.graph.function
-        given = {a.value.name: a.value for a in function.arguments}
+        values_by_name = {a.value.name: a.value for a in function.arguments}
         for output in (each for each in function.outputs if each.updates is not None):
             for piece in self.plan.parameters[str(output.updates)]:
                 name = run_.gathered(output.value, piece.region, piece.device, 0)[0]
-                held = HeldPiece(piece.device, piece.ends, self._shaped(name, piece))
-                found.setdefault(given[piece.value.name], []).append(held)
-        return found
+                new_piece = HeldPiece(piece.device, piece.ends, self._shaped(name, piece))
+                new_pieces.setdefault(values_by_name[piece.value.name], []).append(new_piece)
+        return new_pieces
 
     def _shaped(self, variable: str, piece: StoredPiece) -> str:
         """Return a variable as an array without the axes that a loop slices."""

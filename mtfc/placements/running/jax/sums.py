@@ -23,17 +23,17 @@ def summed_gradients(
 
     weight: pass and device -> variable with the weight of the pass: gradients of weight 0 count as zeros.
     """
-    own: dict[str, dict[int, list[str]]] = {}
+    terms_of: dict[str, dict[int, list[str]]] = {}
     for run_ in runs:
         for (value, device), pieces in run_.gradients.items():
-            wanted = next(each.ends for each in held[value.name] if each.device == device)
-            name = tasks.joined(device, wanted, pieces, f"d_{short(value)}", adds=True)
+            ends = next(each.ends for each in held[value.name] if each.device == device)
+            name = tasks.joined(device, ends, pieces, f"d_{short(value)}", adds=True)
             if weight:
                 there = weight(run_, device)
                 name = tasks.add(device, f"masked({name}, {there})", [name, there], [name])[0]
-            own.setdefault(value.name, {}).setdefault(device, []).append(name)
-    found: dict[tuple[str, int], str] = {}
-    for number, (value_name, terms) in enumerate(own.items()):
+            terms_of.setdefault(value.name, {}).setdefault(device, []).append(name)
+    sums: dict[tuple[str, int], str] = {}
+    for number, (value_name, terms) in enumerate(terms_of.items()):
         base = f"d_{short(held[value_name][0].value)}"
         item = ITEM_BYTES[held[value_name][0].value.type.dtype]
         is_narrow = item < ITEM_BYTES["f32"]
@@ -42,8 +42,8 @@ def summed_gradients(
             HeldPiece(piece.device, piece.ends, totals.get(piece.device, "")) for piece in held[value_name]
         ]
         for device, variable in tasks.summed(pieces, item, base, number).items():
-            found[value_name, device] = variable
-    return found
+            sums[value_name, device] = variable
+    return sums
 
 
 def _added(tasks: TaskList, device: int, names: Sequence[str], base: str, is_narrow: bool) -> str:

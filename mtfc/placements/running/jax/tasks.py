@@ -40,7 +40,10 @@ class PlacedTask:
 
 @attrs.frozen
 class HeldPiece:
-    """A region of an array in a variable on a device."""
+    """A region of an array in a variable on a device. ends: the bounds of the region along each dimension.
+
+    name: the variable.
+    """
 
     device: int
     ends: Ends

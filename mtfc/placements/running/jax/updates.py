@@ -83,6 +83,7 @@ def after_passes(
     results = dict[Value, tuple[str, str]]()
 
     def given(kind: str, values: Mapping[str, Value]) -> dict[str, Value]:
+        """Return an argument for each value that the passes hand on, and note its kind in `results`."""
         found = {name: Value(b.names.fresh(f"the.{name}"), value.type) for name, value in values.items()}
         results.update((value, (kind, name)) for name, value in found.items())
         return found
