@@ -19,7 +19,7 @@ from tests.cli.conftest import Mtfc
 EXAMPLES = Path(__file__).parents[2] / "examples"
 CASES = {
     "two_layer": ("tiled_3d", None, {}),
-    "digits": ("tiled", None, {}),
+    "digits": ("tiled", None, {"batch": 512}),
     "soybean_mlp": ("hybrid", "groups:2;gpus:4", {"batch": 64, "units": 256}),
     "moe_lm": ("hybrid", "rows:2;cols:2",
      {"batch": 8, "groups": 4, "length": 32, "vocab": 64, "d_model": 32, "d_k": 8, "d_ff": 64, "layers": 2}),

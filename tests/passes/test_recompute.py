@@ -125,7 +125,7 @@ def least(source: str, layout: str | None = None) -> int:
     """Return the least memory, as the error for a limit of one byte says."""
     with pytest.raises(CompileError, match="E321") as raised:
         total(compiled(source, 1, layout=layout))
-    (size,) = re.findall(r"allow `--memory (.*)`", str(raised.value.diagnostics[0].help))
+    (size,) = re.findall(r"allow `--memory ([^`]*)`", str(raised.value.diagnostics[0].help))
     return bytes_in(size)
 
 

@@ -65,7 +65,8 @@ def shared(function: Function) -> dict[Value, Text]:
     for body in (function.body, *(region_of(eqn).body for eqn in walk(function.body) if eqn.regions)):
         dots = Counter(v for eqn in body if has_trait(eqn, "dot") for v in {*eqn.operands})
         for eqn in body:
-            if eqn.stage == "backward" and dots[eqn.results[0]] > 1 and OPS[eqn.op].storage == "fused":
+            is_read = dots[eqn.results[0]] > 1 and eqn.stage == "backward" and not eqn.regions
+            if is_read and OPS[eqn.op].storage == "fused":
                 texts[eqn.result] = _held(OPS[eqn.op].jax)
     return texts
 
