@@ -1,6 +1,7 @@
 """Generated functions with loops in the place of repeated statements compute the same, and do not grow with the layers."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,14 +17,14 @@ SIZE = 8
 Arrays = dict[str, Any]
 
 
-def loss(params: Sequence[Arrays], x: Any) -> Any:
-    for layer in params:
+def loss(params: Sequence[Arrays], x: Any, order: Sequence[int] = ()) -> Any:
+    for layer in [params[i] for i in order] or params:
         x = x + jnp.tanh(x @ layer["up"] + layer["bias"]) @ layer["down"]
     return jnp.mean(x * x)
 
 
-def step(params: Sequence[Arrays], first: Any, second: Any, x: Any) -> Any:
-    gradients = jax.grad(loss)(params, x)
+def step(params: Sequence[Arrays], first: Any, second: Any, x: Any, order: Sequence[int] = ()) -> Any:
+    gradients = jax.grad(loss)(params, x, order)
     first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, first, gradients)
     second = jax.tree.map(lambda v, g: 0.99 * v + 0.01 * g * g, second, gradients)
     params = jax.tree.map(lambda p, m, v: p - 0.01 * m / (jnp.sqrt(v) + 0.1), params, first, second)
@@ -48,10 +49,10 @@ LAYOUTS = {
 }
 
 
-def planned(layers: int, layout: str) -> Any:
-    program = mtfc.from_jax(
-        step, *arguments(layers), names={"x": "batch embed", "params/*/up": "embed hidden"}
-    )
+def planned(layers: int, layout: str, order: Sequence[int] = ()) -> Any:
+    """Return the plan of a step. order: the layers as they are applied, if that is another order."""
+    names = {"x": "batch embed", "params/*/up": "embed hidden"}
+    program = mtfc.from_jax(partial(step, order=order), *arguments(layers), names=names)
     return program.plan(LAYOUTS[layout], {"data": 2, "model": 2})
 
 
@@ -73,6 +74,26 @@ def test_loops_are_traced_as_the_statements_they_replace(
     plan = planned(layers, layout)
     looped = jaxpr_of(plan)
     assert (" for i in range" in plan.jax()) or layers == 2
+    monkeypatch.setattr(repeats, "LEAST", 10**9)
+    assert looped == jaxpr_of(plan)
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        (0, 0, *range(1, 11)),
+        [i // 2 for i in range(12)],
+        range(11, -1, -1),
+        (0,) * 12,
+        (3, 1, 4, 0, 5, 2) * 2,
+    ],
+    ids=["first_twice", "each_twice", "backwards", "one", "others"],
+)
+def test_layers_in_other_orders_are_traced_as_their_statements(
+    order: Sequence[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = planned(max(order) + 1, "fsdp", order)
+    looped = jaxpr_of(plan)
     monkeypatch.setattr(repeats, "LEAST", 10**9)
     assert looped == jaxpr_of(plan)
 

@@ -150,24 +150,24 @@ class Emitter:
             for group, outputs in groups.items()
             for key, output in outputs.items()
         ]
-        scope = LoopWriter(_with_stores(statements, results), self._mark, reads)
-        lines = scope.lines()
-        in_loops = {}
+        writer = LoopWriter(_with_stores(statements, results), self._mark, reads)
+        lines = writer.lines()
+        in_loops = []
         for group in groups:
-            entries = []
-            for into, key, value in results:
-                if into == group and (
-                    text := scope.stores.get(_store(into, key, value), value if value in reads else "")
-                ):
-                    entries.append(f'"{key}": {text}')
-                elif into == group:
-                    in_loops[group] = f"new_{group}"
-            entries = [*(f"**{in_loops[group]}" for _ in range(group in in_loops)), *entries]
+            values = {
+                key: writer.stores.get(_store(into, key, value), value if value in reads else "")
+                for into, key, value in results
+                if into == group
+            }
+            entries = [f'"{key}": {value}' for key, value in values.items() if value]
+            if len(entries) < len(values):  # loops store the others
+                in_loops.append(f"new_{group} = {{}}")
+                entries.insert(0, f"**new_{group}")
             lines.append(f"{group} = {{{', '.join(entries)}}}")
         lines.append(f"return {', '.join(groups)}")
         text = "\n".join(lines)
         needed = (f"{name} = {read}" for name, read in reads.items() if name in text)
-        return [*needed, *(f"{name} = {{}}" for name in in_loops.values()), *lines]
+        return [*needed, *in_loops, *lines]
 
     def _arguments(self, function: Function) -> tuple[dict[str, str], list[Statement]]:
         """Return the text that reads each argument, and the statements that follow."""

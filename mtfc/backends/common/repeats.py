@@ -51,10 +51,12 @@ class Statement:
 
     @cached_property
     def holes(self) -> list[str]:
+        """The parts in which copies of the statement may differ: names, and texts in quotes."""
         return _HOLE.findall(self.text)
 
     @cached_property
     def template(self) -> tuple[str, str, str]:
+        """The part of the statement that its copies have in common."""
         return self.place, _HOLE.sub("@", self.text), self.kind
 
 
@@ -62,8 +64,9 @@ class Statement:
 class RepeatedBlocks:
     """A loop over equal blocks of statements.
 
-     inner: the columns of the blocks' own values, by last entry. carries: name of a carry -> its first and its new value.
-    numbers: those of the index. texts: last entry of a column -> text in the loop. saved: the list of `exports`.
+    inner: the columns of the values that the blocks define, by their last entry. carries: name of a carry -> its first and its
+    new value. numbers: the numbers that the index takes. texts: last entry of a column -> the text that the loop has for it.
+    saved: the name of the dict in which the loop saves `exports`, the values that later statements read.
     """
 
     run: Run
@@ -75,15 +78,16 @@ class RepeatedBlocks:
     exports: dict[str, None] = attrs.field(factory=dict)
 
     def order(self) -> tuple[int, int]:
-        """Return what is larger for a better cut of a run: the loop has more iterations, or hands on less."""
+        """Return a key for comparison: a loop with a larger key has more iterations, or as many and fewer carries and texts."""
         return self.run.copies, -len(self.carries) - len(self.texts)
 
 
 class LoopWriter:
     """Writes the statements of a function.
 
-    mark: makes a name. texts: argument -> text that reads it. stores: statement that stores a result outside of loops -> value;
-    no line has these statements.
+    mark: makes a name. texts: argument -> text that reads it. births: value -> the number of the statement that defines it.
+    origins: value of a loop -> the loop, the number of its block, and the value's name in the loop. stores: statement that
+    stores a result outside of loops -> value; no line has these statements.
     """
 
     def __init__(
@@ -116,6 +120,7 @@ class LoopWriter:
         yield Statement(f"{results} = {found[2]}(tuple({terms}), {found[4]})", statement.place)
 
     def lines(self) -> list[str]:
+        """Return the lines of the statements: runs of copies as loops, and all others as they are."""
         import numpy as np  # not loaded by commands that write no module
 
         from mtfc.compiler.search.repeated_layers import runs
@@ -224,6 +229,7 @@ class LoopWriter:
 
 
 def _substituted(text: str, instead: Mapping[str, str]) -> str:
+    """Return a text with other texts in the place of its holes."""
     return _HOLE.sub(lambda hole: instead.get(hole[0], hole[0]), text)
 
 
@@ -237,6 +243,8 @@ def numbered(texts: Sequence[str]) -> tuple[str, range] | None:
     if len(varied) != 1 or not all(each.isdigit() and str(int(each)) == each for each in min(varied)):
         return None
     first, second, *_ = numbers = [*map(int, min(varied))]
+    if first == second:
+        return None
     steps = range(first, first + (second - first) * len(numbers), second - first)
     return ("".join("@" if f in varied else f[0] for f in fields), steps) if [*steps] == numbers else None
 
@@ -250,6 +258,7 @@ def _indexed(text: str, index: str, slope: int, shift: int) -> str:
 
 
 def _written(loop: RepeatedBlocks | None, statements: Sequence[Statement], index: str) -> Iterator[str]:
+    """Yield the lines of statements, as the body of a loop if there is one. index: the name of the loop's variable."""
     if loop is None:
         yield from lines_of(statements)
         return

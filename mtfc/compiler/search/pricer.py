@@ -77,10 +77,10 @@ class LayoutPricer:
 
     @cached_property
     def layers(self) -> tuple[LayersPricer | None, tuple[tuple[Function, ...], int] | None]:
-        """A pricer, and functions for a bound, of a long program with repeated layers; None where these are less than half of
-        it.
+        """A pricer and steps for bounds, for a long program whose repeated layers are more than half of it; else None, None.
 
-        The functions are undistributed, with the first layers, and stand with the number of all layers: see `RepeatedFacts`.
+        The steps are undistributed functions with the first layers, and stand beside the number of all layers: see
+        `RepeatedFacts`.
         """
         (function,) = self.program.functions
         layers = RepeatedLayers.of(function) if len(function.body) >= MANY_EQUATIONS else None

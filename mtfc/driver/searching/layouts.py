@@ -55,7 +55,7 @@ layouts, the best ones by the prices of layers, that are priced exactly.
 """
 
 COMPARING = 0.5
-"""The part of the time in which the layouts of the table are priced."""
+"""The part of the time in which the layouts of the table are priced, if prices of repeated layers can take their place."""
 
 
 @attrs.frozen
@@ -391,7 +391,8 @@ def _compared(task: SearchTask, finder: LayoutFinder) -> dict[str, Plan]:
         for name, each in usual_layouts(finder.program.function("forward"), line, finder.trains).items()
     }
     prices = [finder.pricer(*each) for each in (*declared.values(), usual["nothing_split"])][: len(declared)]
-    comparing = task.until - (1 - COMPARING) * (task.until - process_time())
+    has_layers = finder.pricer.layers[0] is not None
+    comparing = task.until - (1 - COMPARING) * (task.until - process_time()) * has_layers
     in_time = {*finder.in_time(usual.values(), finder.pricer, comparing), usual["nothing_split"]}
     priced = {name: each for name, each in usual.items() if each in in_time}
     if (other := priced.pop("model_parallel_2", None)) is not None:

@@ -14,6 +14,7 @@ import attrs
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Body, Number, Operand
 
 Makers = dict[Operand, AppliedPrimitive]
+"""Array -> the step that computes it."""
 
 
 def find_shifts(body: Body) -> None:
@@ -41,9 +42,12 @@ def _move(step: AppliedPrimitive, makers: Makers) -> tuple[Operand, dict[str, in
         x, other = step.operands
         sides = {j: each for j, each in enumerate(step.params["padding_config"]) if any(each)}
     elif step.primitive == "concatenate" and len(step.operands) == 2:
-        other, x = step.operands if (swaps := not _is_zero(step.operands[1], makers)) else step.operands[::-1]
+        is_behind = _is_zero(
+            step.operands[1], makers
+        )  # zeros, or the elements that come back, stand in front otherwise
+        x, other = step.operands if is_behind else step.operands[::-1]
         j = step.params["dimension"]
-        sides = {j: (other.shape[j], 0, 0) if swaps else (0, other.shape[j], 0)}
+        sides = {j: (0, other.shape[j], 0) if is_behind else (other.shape[j], 0, 0)}
     if len(sides) != 1:
         return None
     ((j, (low, high, interior)),) = sides.items()
@@ -74,6 +78,7 @@ def _part(x: Operand, axis: int, makers: Makers) -> tuple[Operand, int, int]:
 
 
 def _is_zero(x: Operand, makers: Makers) -> bool:
+    """Return True for a number 0, or an array of it. -0.0 is another number."""
     maker = makers.get(x)
     if maker is not None and maker.primitive in ("broadcast_in_dim", "convert_element_type"):
         return _is_zero(maker.operands[0], makers)
