@@ -226,10 +226,10 @@ def fraction_of(number: float) -> tuple[int, int]:
 
 
 def simplest(number: float, rounded: Callable[[float], float], bound: int) -> tuple[int, int]:
-    """Return the simplest fraction that rounds to `number`, or its exact value if that is simpler than `bound` allows.
+    """Return the simplest fraction that rounds to `number`, or its exact value if no simple fraction does.
 
-    Powers of two do not count: the fraction of twice a number is twice its fraction. If the product of the odd parts of numerator
-    and denominator stays below the bound, then no other fraction is as simple.
+    A fraction is simple if the product of the odd parts of its numerator and denominator is below `bound`; then no other one is as
+    simple. Powers of two do not count: the fraction of twice a number is twice its fraction. rounded: rounds to the dtype.
     """
     fraction, exponent = frexp(number)
     best, least = Fraction(fraction), bound

@@ -56,7 +56,7 @@ class BodyScope:
         return value
 
     def uncast(self, value: Value) -> Value:
-        """Return the value that a value is in another dtype of floats."""
+        """Follow casts between dtypes of floats back to the value that was cast first."""
         while (eqn := self.definition(value, "cast")) is not None and repeats(eqn):
             value = eqn.operands[0]
         return value

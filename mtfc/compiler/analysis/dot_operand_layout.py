@@ -185,8 +185,8 @@ def _dense_dot(eqn: Equation, mesh: Mesh) -> _Dot | None:
 def _written(eqn: Equation, mesh: Mesh) -> _Dot | None:
     """Return the dot with the operands in the order in which the JAX backend multiplies them.
 
-    The order stays if it gives the wanted result. Else `jnp.einsum` swaps the operands. The backend prevents this if the swapped
-    order does not give the wanted result either, and copies at least as much.
+    The order stays if it gives the wanted result. Else `jnp.einsum` swaps the operands. The backend prevents this if XLA
+    has a dot there, and the swapped order does not give the wanted result either, and copies more.
     """
     if not has_trait(eqn, "dot") or len(eqn.operands) != 2:
         return None

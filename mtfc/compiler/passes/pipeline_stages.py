@@ -330,7 +330,10 @@ class StageLoop(NewLoop):
         return Value(self.inner.names.fresh("layer"), scalar("i32"))
 
     def _place(self, first: Value | None) -> Value:
-        """Return the place of the layer of each stage."""
+        """Return the index, in stacked arrays, of the layer that each stage runs in this iteration.
+
+        first: the index of the first layer of each stage; None if that is 0.
+        """
         if first is None:
             return self.layer
         return self.inner("add", self.argument(first, "invariant", "first"), self.layer)

@@ -185,7 +185,8 @@ class LayoutFinder:
     ) -> Found:
         """Find the best global layout. Raises `NothingFits`.
 
-        avoiding: for a function of JAX, the search for a layout whose plan meets no known fault of XLA.
+        known: layouts to start from. avoiding: for a function of JAX, searches for a layout whose plan meets no known fault of
+        XLA: it calls `best` again with rules that leave dimensions whole. with_forms: choose also the forms of the layout.
         """
 
         def best(rules: Layout, known: Sequence[Plan], until: float) -> Found:

@@ -238,7 +238,10 @@ class Network:
     _waiting: list[CutPlace] = attrs.field(factory=list)
 
     def join(self, net: Net) -> None:
-        """Let it take the bytes of an array to separate the places of a net. All places with the second label are opened."""
+        """Join the places of a net by arcs whose capacity is the bytes of the array: so much it costs to separate them.
+
+        Places that have the second label wait to be opened, because their own nets have to be joined, too.
+        """
         if net in self._joined:
             return
         self._joined.add(net)
