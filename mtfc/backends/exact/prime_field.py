@@ -228,8 +228,8 @@ def fraction_of(number: float) -> tuple[int, int]:
 def simplest(number: float, rounded: Callable[[float], float], bound: int) -> tuple[int, int]:
     """Return the simplest fraction that rounds to `number`, or its exact value if no simple fraction does.
 
-    A fraction is simple if the product of the odd parts of its numerator and denominator is below `bound`; then no other one is as
-    simple. Powers of two do not count: the fraction of twice a number is twice its fraction. rounded: rounds to the dtype.
+    A fraction is simple if the product of the odd parts of its numerator and denominator is below `bound`: no other is as simple.
+    Powers of two do not count: the fraction of twice a number is twice its fraction. rounded: rounds to the dtype.
     """
     fraction, exponent = frexp(number)
     best, least = Fraction(fraction), bound

@@ -340,7 +340,8 @@ def memory_bound(program: CommonProgram, on_device: bool = False) -> MemoryBound
     """Return a lower bound, for every layout, of the bytes of arguments and gradients, and of other values at each point of a
     function.
 
-    program: an undistributed function. on_device: True for the memory of the program's device. Values that kernels of TPUs may keep to themselves do not count there.
+    program: an undistributed function. on_device: True for the memory of the program's device. Values that kernels of TPUs may
+    keep to themselves do not count there.
 
     While an equation runs, each value made before it and read by it or later is alive in some placement, in a buffer of its own.
     The buffer has at least the bytes that remain if all axes split the value that may (`analysis/dimension_names.py`). For under
