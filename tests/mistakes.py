@@ -191,9 +191,9 @@ ON_THE_COMMAND_LINE: tuple[tuple[str, str, str, str], ...] = (
     ("simulate model.mtf --target H10", "E313]: unknown hardware `H10`", "`h100`", "simulate model.mtf --target h100"),
     ("run model.mtf --params parms.npz", "E501]: cannot read arrays", "params.npz", "run model.mtf --params params.npz"),
     ("run model.mtf --data dat/x.npz", "E501]: cannot read arrays", "data/x.npz", "run model.mtf --data data/x.npz"),
-    ("search model.mtf -o best.json", "the result is FILE", "-o best.mtf",
+    ("search model.mtf -o best.json", "the result is a FILE", "-o best.mtf",
      "search model.mtf --devices 2 --budget 0.1 -o best.mtf"),
-    ("search mine:step --args mine:example --devices 2 -o best.mtf", "the plan of a function", "-o best.json",
+    ("search mine:step --args mine:example --devices 2 -o best.mtf", "a plan of a function", "-o best.json",
      "search mine:step --args mine:example --devices 2 --budget 0.1 -o best.json"),
     ("help tutoral", "no help about `tutoral`", "`tutorial`", "help tutorial"),
 )  # fmt: skip

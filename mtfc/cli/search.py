@@ -23,7 +23,6 @@ the result, called `found`. A layout is the first of OUT.mtf, so `mtfc compile O
 
 from __future__ import annotations
 
-from os.path import splitext
 from typing import TextIO
 
 from mtfc.cli.options import FORMAT, MODEL, Options, program
@@ -89,12 +88,13 @@ def run(options: Options) -> int:
 
 def _check_suffix(path: str | None, is_function: bool) -> None:
     """Raise `UsageError` if the name of a result says another kind of file: plans of functions are JSON."""
-    stem, suffix = splitext(path or "")
-    if suffix == (".mtf" if is_function else ".json"):
-        what, right = (
-            ("the plan of a function of JAX", ".json") if is_function else ("FILE with a layout", ".mtf")
-        )
-        raise UsageError(f"-o {path}: the result is {what}: write -o {stem}{right}")
+    right, wrong, what = (
+        (".json", ".mtf", "plan of a function of JAX")
+        if is_function
+        else (".mtf", ".json", "FILE with a layout")
+    )
+    if path is not None and path.endswith(wrong):
+        raise UsageError(f"-o {path}: the result is a {what}: write -o {path.removesuffix(wrong)}{right}")
 
 
 def _show(found: SearchAnswer, options: Options, to: TextIO) -> None:
