@@ -178,7 +178,7 @@ class Compiled:
     @cached_property
     def _on_devices(self) -> JaxProgram:
         """The program on JAX's devices. Raises `Unavailable`."""
-        return execution.jax_program(self._case, self._source("jax"))
+        return execution.jax_program(self._source("jax"))
 
     @property
     def abstract_state(self) -> TrainState:
