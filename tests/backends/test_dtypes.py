@@ -1,7 +1,5 @@
 """Every op on every dtype that it accepts: the interpreter and both backends, whole and split, against f64 and JAX."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

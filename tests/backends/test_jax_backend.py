@@ -1,7 +1,5 @@
 """The generated JAX module: its results, its communication, and its use."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

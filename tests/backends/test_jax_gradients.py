@@ -1,7 +1,5 @@
 """`jax.grad` of emitted modules: ops without a derivative in JAX, or with another derivative, and the examples."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Test hardware: the meaning of declarations, and the library's machines against their data sheets."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

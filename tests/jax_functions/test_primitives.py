@@ -1,7 +1,5 @@
 """Every primitive: the imported program computes what JAX computes, whole and split along any dimension."""
 
-from __future__ import annotations
-
 from functools import cache
 from itertools import pairwise
 from typing import Any

@@ -1,7 +1,5 @@
 """Test that functions of the library have exactly the collectives that their comments state."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest
