@@ -5,8 +5,6 @@ text that the message names as the remedy, and the right text. `ON_THE_COMMAND_L
 remedy, and the right arguments. `IN_PYTHON`: the wrong call, the message, the remedy, and the right call.
 """
 
-from __future__ import annotations
-
 MODEL = """\
 import nn
 import losses

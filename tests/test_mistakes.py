@@ -1,7 +1,5 @@
 """Test that the message about a mistake names a remedy, and that the remedy works: the tables are in `mistakes.py`."""
 
-from __future__ import annotations
-
 import pytest
 
 from mtfc.frontend.check import check

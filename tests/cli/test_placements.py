@@ -1,7 +1,5 @@
 """Commands take a placement wherever they take a layout: it runs on JAX's devices."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

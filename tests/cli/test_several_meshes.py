@@ -1,7 +1,5 @@
 """Layouts of several meshes: where equations run, what travels, and what commands make of them."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

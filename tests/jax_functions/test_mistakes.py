@@ -1,7 +1,5 @@
 """Test that the message about a mistake in Python names a remedy, and that the remedy works: see `tests/mistakes.py`."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any

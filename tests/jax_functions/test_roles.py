@@ -1,8 +1,6 @@
 # mypy: allow-untyped-calls
 """Names of dimensions by role, by module, and of parts."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

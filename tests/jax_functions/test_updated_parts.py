@@ -1,7 +1,5 @@
 """Updates of parts of a split array: `x.at[...]` and `lax.scatter` are those of JAX, and nothing is gathered."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
