@@ -37,11 +37,11 @@ from mtfc.compiler.passes.pipelines import run, simplification
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import choose
 from mtfc.frontend.hardware_targets import find_hardware
-from mtfc.placements.exhaustive import best_strategy
 from mtfc.placements.mcmc import ChainSettings, McmcSearch, PlacementResult, SearchBudget
 from mtfc.placements.operators.strategy import Configuration, random_strategy
 from mtfc.placements.placement_search import (
     PlacementSpace,
+    best_strategy,
     placement_search,
     placement_space,
 )

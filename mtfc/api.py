@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, Unpack, ca
 import attrs
 
 from mtfc.backends.registry import BACKENDS
-from mtfc.compiler.cost.device_graph import Machine
+from mtfc.compiler.cost.hardware import Machine
 from mtfc.compiler.diagnostics import CompileError, Diagnostic
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import print_program
@@ -54,10 +54,9 @@ from mtfc.frontend.syntax.lexer import decode
 
 if TYPE_CHECKING:
     from mtfc.backends.jax.jax_program import Arrays, JaxProgram, TrainState
-    from mtfc.driver.draw import Drawing
     from mtfc.driver.jax_functions.imported_program import ImportedProgram
     from mtfc.driver.records import Costs, Difference, Explanation, LayoutCost, Search, Step, Verification
-    from mtfc.driver.report import ReportPage
+    from mtfc.driver.report import Drawing, ReportPage
     from mtfc.reports.inspection import Inspection
 
 P = ParamSpec("P")
@@ -264,7 +263,7 @@ class Compiled:
 
         arrays: names, or nothing for the parameters and the values that the file names.
         """
-        from mtfc.driver.draw import case_drawing, program_drawing
+        from mtfc.driver.report import case_drawing, program_drawing
 
         if isinstance(self._case, LayoutOnMesh):
             return program_drawing(self.program, arrays)
@@ -277,7 +276,7 @@ class Compiled:
         Raises `ValueError` for a placement, whose bytes are in the record of `simulate`.
         """
         from mtfc.compiler.cost.volumes import layout_cost
-        from mtfc.driver.cost import case_cost
+        from mtfc.driver.simulate import case_cost
         from mtfc.reports.cost_report import layout_json
 
         if not isinstance(self._case, LayoutOnMesh):
@@ -524,7 +523,7 @@ def verify(
 @_taking(LoweringOptions)
 def explain(path: PathOption, **options: Unpack[LoweringOptions]) -> Explanation:
     """Explain which rule of a layout causes which collective, through which lines: the record of `mtfc explain --format json`."""
-    from mtfc.driver.cost import explain as explained
+    from mtfc.driver.simulate import explain as explained
 
     choice = choice_of(**options)
     with showing(sources := Sources()):
@@ -545,7 +544,7 @@ def diff(
 
     The layouts are by default the file's first two. With a machine as `target` the record has seconds, too.
     """
-    from mtfc.driver.cost import diff as compared
+    from mtfc.driver.simulate import diff as compared
 
     choice = choice_of(**options, memory=memory)
     if (a is None) != (b is None):
@@ -565,7 +564,7 @@ def cost(path: PathOption, *, symbolic: bool = False, **options: Unpack[Lowering
 
     With `symbolic` each layout has its formulas, too.
     """
-    from mtfc.driver.cost import model_costs
+    from mtfc.driver.simulate import model_costs
 
     choice = choice_of(**options)
     with showing(sources := Sources()):
@@ -633,9 +632,9 @@ def search(
     Raises `NothingFits` if no layout fits into memory.
     """
     from mtfc.compiler.search.found import VALUES
-    from mtfc.driver.searching.meshes import MOST_DEVICES
     from mtfc.driver.searching.search import SPACES
     from mtfc.driver.searching.search import search as searched
+    from mtfc.driver.searching.space import MOST_DEVICES
     from mtfc.reports.notebook import ShownRecord
 
     choice = choice_of(**options)

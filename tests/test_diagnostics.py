@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import mtfc
-from mtfc.driver.layout_advice import predictor
+from mtfc.driver.check import predictor
 from mtfc.driver.loading.layout_targets import layout_targets
 from mtfc.frontend.check import check
 from mtfc.frontend.semantics.names import standard_library

@@ -15,9 +15,9 @@ from mtfc.compiler.ir.opdef import flops_per_operand, flops_per_result, no_flops
 from mtfc.compiler.ir.ops import FAMILIES, OPS
 from mtfc.compiler.ir.ops.collectives import OPS as COLLECTIVES
 from mtfc.compiler.passes.pipelines import PASSES, default_pipeline
+from mtfc.driver.check import predictor
 from mtfc.driver.help_pages import grouped, topics
 from mtfc.driver.jax_functions.xla_faults import FAULTS
-from mtfc.driver.layout_advice import predictor
 from mtfc.frontend.check import check
 from mtfc.frontend.semantics.bodies.expressions import OPERATORS, SIGNS
 from mtfc.frontend.semantics.calls.builtin_calls import BUILTINS

@@ -238,7 +238,7 @@ def _run(options: Options) -> int:
     def with_graph() -> int:
         file = getattr(options, "file", None)
         if isinstance(file, str) and ":" in file and getattr(options, "args", None) is None:
-            from mtfc.driver.loading.graph_file import graph_file
+            from mtfc.driver.loading.other_files import graph_file
 
             options.graph, options.file = graph_file(file)
         return run(options) or OK

@@ -17,6 +17,6 @@ OPTIONS = f"""{program()}
 
 
 def run(options: Options) -> None:
-    from mtfc.driver.cost import model_costs
+    from mtfc.driver.simulate import model_costs
 
     options.show(model_costs(options.file, options.choice, options.sources, options.symbolic))

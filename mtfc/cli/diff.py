@@ -20,6 +20,6 @@ OPTIONS = f"""{program()}
 
 
 def run(options: Options) -> None:
-    from mtfc.driver.cost import diff
+    from mtfc.driver.simulate import diff
 
     options.show(diff(options.file, options.choice, options.layout, options.target, options.sources))

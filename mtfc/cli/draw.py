@@ -20,7 +20,7 @@ REQUIRED = "output"
 
 
 def run(options: Options) -> None:
-    from mtfc.driver.draw import drawing
+    from mtfc.driver.report import drawing
 
     options.check_outputs("-o")
     found = drawing(options.file, options.choice, options.sources, options.array)

@@ -13,8 +13,8 @@ from mtfc.cli.errors import run_joined
 from mtfc.cli.options import FORMAT, HOSTS, OF_PARAMETERS, SOURCE, WHOLE_DOCUMENTS, Options, selection
 from mtfc.driver.errors import OK
 from mtfc.driver.options import EvalOptions
-from mtfc.driver.training.evaluation import evaluate
 from mtfc.driver.training.hosts import Hosts
+from mtfc.driver.training.loop import evaluate
 
 OPTIONS = f"""{SOURCE}
   --data DATA            FILE.npz, FILE.npy, FILE:DTYPE for tokens, a directory of these, or MODULE:FUNCTION

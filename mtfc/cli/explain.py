@@ -23,6 +23,6 @@ def run(options: Options) -> None:
 
         print_paged(code_section(options.file))
         return
-    from mtfc.driver.cost import explain
+    from mtfc.driver.simulate import explain
 
     options.show(explain(options.file, options.choice, options.sources))

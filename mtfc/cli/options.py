@@ -108,7 +108,7 @@ class Options(argparse.Namespace):
         if self.args is None and ":" not in self.file and not has_function_options:
             return None
         from mtfc.driver.errors import UsageError
-        from mtfc.driver.jax_functions.function_source import FunctionSource, is_function
+        from mtfc.driver.jax_functions.imported_program import FunctionSource, is_function
 
         if self.args is None and is_function(self.file):
             raise UsageError(

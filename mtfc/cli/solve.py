@@ -45,7 +45,7 @@ def _solution(file: str, seconds: float) -> dict[str, object]:
     from mtfc.compiler.search.solver.assignment_problem import Infeasible, NotFound
     from mtfc.compiler.search.solver.solve import solve
     from mtfc.compiler.search.solver.solver_search import compile_loops
-    from mtfc.driver.loading.contest_format import MalformedInstance, read
+    from mtfc.driver.loading.other_files import MalformedInstance, read
     from mtfc.driver.searching.compilation_time import timing_compilation
 
     content = read_bytes(file)

@@ -30,8 +30,8 @@ from mtfc.compiler.passes.pipelines import (
 from mtfc.compiler.passes.recompute import Recompute
 from mtfc.driver.errors import UsageError, raised_as
 from mtfc.driver.loading.cases import CaseOnDevices
-from mtfc.driver.loading.ir_files import is_ir, read_ir
 from mtfc.driver.loading.memory_limit import limit_of, run_limited
+from mtfc.driver.loading.other_files import is_ir, read_ir
 from mtfc.driver.loading.selection import LayoutOnMesh, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import CompileOptions

@@ -6,7 +6,7 @@ import os
 
 from mtfc.driver.compiled_step import CompileTarget, inspect_plan, inspected
 from mtfc.driver.errors import UsageError
-from mtfc.driver.jax_functions.function_source import FunctionSource
+from mtfc.driver.jax_functions.imported_program import FunctionSource
 from mtfc.driver.jax_functions.verification import plan_on_devices
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import select

@@ -22,15 +22,13 @@ from lsprotocol.types import (
     SignatureInformation,
 )
 
-from mtfc.compiler.cost.device_graph import GRAPH_KINDS
-from mtfc.compiler.cost.hardware import KINDS
+from mtfc.compiler.cost.hardware import GRAPH_KINDS, KINDS
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.initializers import DISTRIBUTIONS
-from mtfc.compiler.ir.training import BUILT_IN, LOSS_SCALE
-from mtfc.compiler.ir.training_flag import TRAINING
+from mtfc.compiler.ir.training import BUILT_IN, LOSS_SCALE, TRAINING
 from mtfc.compiler.ir.types import FORMS, WRITTEN_BYTES
 from mtfc.editor import signatures
-from mtfc.editor.declarations import OPTIMIZERS, Declarations, Project
+from mtfc.editor.documents import OPTIMIZERS, Declarations, Project
 from mtfc.editor.names import Body, names_of_body
 from mtfc.editor.signatures import CallSignature
 from mtfc.frontend.hardware.declarations import DEVICE, GRAPH_LINK, LINK, SCRATCHPAD

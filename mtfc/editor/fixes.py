@@ -17,8 +17,7 @@ import attrs
 
 from mtfc.compiler.diagnostics import Diagnostic, Span
 from mtfc.compiler.ir.types import WRITTEN_BYTES
-from mtfc.editor.declarations import Project, declarations, parsed
-from mtfc.editor.documents import TextBuffer
+from mtfc.editor.documents import Project, TextBuffer, declarations, parsed
 from mtfc.editor.names import occurrences, statements
 from mtfc.editor.token_kinds import FUNCTIONS, keywords
 from mtfc.frontend.layouts.allowed_warnings import OF_LAYOUTS, WARNINGS

@@ -11,14 +11,13 @@ from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.printer import axes_text, bytes_text, shown_layout
 from mtfc.compiler.ir.types import WRITTEN_BYTES, Mesh, TensorType
 from mtfc.editor import signatures
-from mtfc.editor.declarations import KINDS, Declarations, DeclaredSymbol, Project
-from mtfc.editor.documents import TextBuffer
+from mtfc.editor.documents import KINDS, Declarations, DeclaredSymbol, Project, TextBuffer
 from mtfc.editor.figures import CaseFigures, ValueFigures, defined_in
 from mtfc.editor.names import Body, Occurrence, statements
 from mtfc.editor.token_kinds import END_OF_LINE
 from mtfc.frontend.syntax import ast
+from mtfc.reports.source_lines import count_text, flops_text
 from mtfc.reports.step_report import seconds_text
-from mtfc.reports.table import count_text, flops_text
 
 MOST_VALUES = 4
 """Most values that a hover shows: a line in a function defines one for each call."""

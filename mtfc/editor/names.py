@@ -19,7 +19,7 @@ import attrs
 
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.types import WRITTEN_BYTES
-from mtfc.editor.declarations import KINDS, Declarations, DeclaredSymbol, Project, SymbolKind, Symbols
+from mtfc.editor.documents import KINDS, Declarations, DeclaredSymbol, Project, SymbolKind, Symbols
 from mtfc.frontend.semantics.calls import argument_kinds as kinds
 from mtfc.frontend.semantics.calls.builtin_calls import BUILTINS
 from mtfc.frontend.syntax import ast

@@ -15,8 +15,7 @@ from lsprotocol.types import (
 
 from mtfc.compiler.diagnostics import Span
 from mtfc.editor import token_kinds
-from mtfc.editor.declarations import KINDS
-from mtfc.editor.documents import TextBuffer
+from mtfc.editor.documents import KINDS, TextBuffer
 from mtfc.editor.names import Body, Occurrence, statements
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.brackets import CLOSERS

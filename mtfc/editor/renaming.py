@@ -12,8 +12,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from mtfc.compiler.diagnostics import Diagnostic
-from mtfc.editor.declarations import DeclaredSymbol, Project, declarations, syntax_errors
-from mtfc.editor.documents import OpenTexts, TextBuffer, is_library, uri_of
+from mtfc.editor.documents import (
+    DeclaredSymbol,
+    OpenTexts,
+    Project,
+    TextBuffer,
+    declarations,
+    is_library,
+    syntax_errors,
+    uri_of,
+)
 from mtfc.editor.fixes import applied
 from mtfc.editor.names import Occurrence, occurrences
 from mtfc.frontend.semantics.names import standard_library

@@ -1,7 +1,7 @@
 """The language server: `mtfc lsp` speaks the Language Server Protocol on standard input and output.
 
 The main thread answers requests about names, which take milliseconds. One thread checks the files: a change is checked at once,
-and changes that come meanwhile are checked together. Figures and searches are computed in other processes (`jobs.py`), and
+and changes that come meanwhile are checked together. Figures and searches are computed in other processes (`figures.py`), and
 dropped when the text changes. So typing never waits.
 """
 
@@ -31,10 +31,26 @@ from mtfc.compiler.diagnostics import CompileError, Diagnostic, Span
 from mtfc.driver.version import installed_version
 from mtfc.editor import checks, completion, fixes, hover, outline, renaming
 from mtfc.editor.checks import CheckedFile, checked, diagnostics_of
-from mtfc.editor.declarations import Declarations, Project, declarations
-from mtfc.editor.documents import SUFFIX, OpenDocuments, OpenTexts, TextBuffer, is_library
-from mtfc.editor.figures import CaseFigures
-from mtfc.editor.jobs import Case, Failed, FiguresQueue, Request, Worker, best_layout, cost_report
+from mtfc.editor.documents import (
+    SUFFIX,
+    Declarations,
+    OpenDocuments,
+    OpenTexts,
+    Project,
+    TextBuffer,
+    declarations,
+    is_library,
+)
+from mtfc.editor.figures import (
+    Case,
+    CaseFigures,
+    Failed,
+    FiguresQueue,
+    Request,
+    Worker,
+    best_layout,
+    cost_report,
+)
 from mtfc.editor.names import Occurrence, occurrences
 from mtfc.frontend.semantics.names import standard_library
 from mtfc.frontend.syntax import ast

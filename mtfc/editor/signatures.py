@@ -8,7 +8,7 @@ import attrs
 
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.initializers import DISTRIBUTIONS
-from mtfc.editor.declarations import Declarations, Project
+from mtfc.editor.documents import Declarations, Project
 from mtfc.editor.token_kinds import END_OF_LINE
 from mtfc.frontend.semantics.calls.builtin_calls import BUILTINS
 from mtfc.frontend.semantics.calls.function_calls import shown

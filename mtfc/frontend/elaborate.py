@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from mtfc.compiler.diagnostics import Diagnostic, Diagnostics, Span
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.initializers import DISTRIBUTIONS
-from mtfc.compiler.ir.training_flag import TRAINING
+from mtfc.compiler.ir.training import TRAINING
 from mtfc.compiler.ir.types import WRITTEN_BYTES, Dim, Mesh
 from mtfc.compiler.records import frozen
 from mtfc.frontend.layouts.declared_layouts import (
@@ -36,7 +36,7 @@ from mtfc.frontend.syntax import ast, other_libraries
 from mtfc.frontend.syntax.ast import children, variables, walk
 
 if TYPE_CHECKING:
-    from mtfc.compiler.cost.device_graph import Machine
+    from mtfc.compiler.cost.hardware import Machine
     from mtfc.placements.declarations import DeclaredPlacement
 
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from mtfc.compiler.cost.device_graph import DeviceGraph, Machine
-from mtfc.compiler.cost.hardware import Hardware
+from mtfc.compiler.cost.hardware import DeviceGraph, Hardware, Machine
 from mtfc.compiler.diagnostics import CompileError, Diagnostics, Span, failure
 from mtfc.frontend.elaborate import elaborate
 from mtfc.frontend.semantics.names.scope import Scope

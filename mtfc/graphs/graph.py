@@ -31,23 +31,21 @@ from mtfc.driver.errors import public
 from mtfc.driver.values import LayoutOption, layout_option
 from mtfc.frontend.semantics.calls.builtin_calls import BUILTINS
 from mtfc.frontend.syntax.lexer import RESERVED
-from mtfc.graphs.graph_bodies import (
-    GraphBody,
-    arguments_text,
-    check_declaration,
-    check_statements,
-    comment,
-    type_text,
-)
 from mtfc.graphs.graph_writer import (
     NAME,
     Argument,
+    GraphBody,
     GraphLoop,
     GraphModule,
     GraphTensor,
     GraphWriter,
+    arguments_text,
+    check_declaration,
+    check_statements,
+    comment,
     dtype_of_arrays,
     flat,
+    type_text,
 )
 
 if TYPE_CHECKING:

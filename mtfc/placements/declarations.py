@@ -11,7 +11,7 @@ from math import prod
 
 import attrs
 
-from mtfc.compiler.cost.device_graph import DeviceGraph, Machine
+from mtfc.compiler.cost.hardware import DeviceGraph, Machine
 from mtfc.compiler.diagnostics import Diagnostics, Label, Span
 from mtfc.compiler.ir.types import Dim
 from mtfc.frontend.semantics.names.constants import integer

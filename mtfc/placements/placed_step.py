@@ -12,10 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
 
-from mtfc.compiler.cost.device_graph import DeviceGraph
 from mtfc.compiler.cost.device_models import fusion_of
 from mtfc.compiler.cost.effects.roofline import work_in
-from mtfc.compiler.cost.hardware import Device
+from mtfc.compiler.cost.hardware import Device, DeviceGraph
 from mtfc.compiler.cost.step_time import Event, Seconds, TimedStep
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Stage
@@ -23,14 +22,15 @@ from mtfc.compiler.records import Summed, sums
 from mtfc.placements.operators.cotangent_flow import CotangentFlow
 from mtfc.placements.operators.operator_graph import Operator, OperatorStep
 from mtfc.placements.operators.operator_parts import OperatorParts
-from mtfc.placements.part_costs import ONE, middle
 from mtfc.placements.simulator.evaluation import EvaluatedStrategy, SimulatedGraph
 from mtfc.placements.strategy_tasks import (
+    ONE,
     BlockKind,
     BlockName,
     ParameterBundle,
     StrategyTasks,
     ValueUse,
+    middle,
 )
 from mtfc.placements.task_graph_builder import Array
 

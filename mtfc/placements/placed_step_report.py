@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from mtfc.compiler.cost.device_graph import DeviceGraph, Machine
+from mtfc.compiler.cost.hardware import DeviceGraph, Machine
 from mtfc.compiler.cost.step_time import Event
 from mtfc.compiler.ir.core import source_file
 from mtfc.compiler.ir.ops import has_trait
@@ -17,8 +17,8 @@ from mtfc.compiler.ir.printer import bytes_text
 from mtfc.placements.placed_step import Attribution, PlacedStep, device_names, events, placed_step, tracks
 from mtfc.placements.placement_search import PlacementSpace
 from mtfc.placements.simulator.evaluation import EvaluatedStrategy
+from mtfc.reports.source_lines import aligned, devices_text
 from mtfc.reports.step_report import SimulatedStep, lanes_text, seconds_json, seconds_text, share_text
-from mtfc.reports.table import aligned, devices_text
 
 
 @attrs.frozen(eq=False)

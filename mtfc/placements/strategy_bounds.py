@@ -22,8 +22,7 @@ import numpy as np
 from mtfc.compiler.search.jit import jit, jit_internal, warm_up
 from mtfc.placements.operators.operator_graph import OperatorStep
 from mtfc.placements.operators.strategy import Configuration, Degrees, OperatorConfigurations
-from mtfc.placements.part_costs import ONE
-from mtfc.placements.strategy_tasks import BlockName, ParameterBundle, StrategyTasks, ValueUse
+from mtfc.placements.strategy_tasks import ONE, BlockName, ParameterBundle, StrategyTasks, ValueUse
 from mtfc.placements.task_graph_builder import Array, TaskBlocks
 
 

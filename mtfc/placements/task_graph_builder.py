@@ -98,7 +98,7 @@ PIECES, SIZE, ROWS, BOUNDS = range(4)
 
 
 class PartTables(NamedTuple):
-    """Sizes and times of all known forms. A form is a step at some degrees; see `part_costs.py`.
+    """Sizes and times of all known forms. A form is a step at some degrees; see `strategy_tasks.py`.
 
     forms [form, 2 + kinds]: number of parts, the first table, and bytes that a part keeps on each kind of device. The tables of
     outputs, inputs and arguments follow each other. seconds [form, 2 * kinds]: a part's forward and backward pass on each kind of

@@ -25,9 +25,8 @@ from mtfc.meshes.multi_mesh_cost import Travel, multi_mesh_cost
 from mtfc.meshes.multi_mesh_program import MultiMeshProgram
 from mtfc.meshes.multi_mesh_step import MultiMeshStep, multi_mesh_step
 from mtfc.reports.cost_report import LineCost, line_costs, transfers
-from mtfc.reports.source_lines import Line, fitted, line_of, place_text, source_text
+from mtfc.reports.source_lines import Line, aligned, count_text, fitted, line_of, place_text, source_text
 from mtfc.reports.step_report import seconds_text
-from mtfc.reports.table import aligned, count_text
 
 Pair = tuple[float, float]
 """A figure under the first layout and under the second. On one mesh all figures but seconds are whole numbers."""

@@ -14,8 +14,17 @@ from mtfc.compiler.cost.volumes import Charge, CostTotals, PlacedCost, SentVolum
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.reports.cost_report import heading, sent_json, totals_json
-from mtfc.reports.source_lines import Line, fitted, line_of, line_rows, lines_json, place_text
-from mtfc.reports.table import aligned, count_text, flops_text
+from mtfc.reports.source_lines import (
+    Line,
+    aligned,
+    count_text,
+    fitted,
+    flops_text,
+    line_of,
+    line_rows,
+    lines_json,
+    place_text,
+)
 
 ROADS = {
     "predicted": "predicted",

@@ -11,7 +11,7 @@ from mtfc.compiler.cost.volumes import CostTotals, PlacedCost, layout_cost, tota
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import bytes_text, layout_summary
 from mtfc.compiler.ir.types import Mesh
-from mtfc.reports.table import flops_text
+from mtfc.reports.source_lines import flops_text
 
 
 class ShownRecord(dict[str, Any]):

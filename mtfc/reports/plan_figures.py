@@ -21,8 +21,8 @@ from mtfc.compiler.search.found import Plan, Price
 from mtfc.compiler.search.pricer import LayoutPricer
 from mtfc.compiler.search.usual_layouts import batch_dims
 from mtfc.frontend.layouts.layout_text import rules_text
+from mtfc.reports.source_lines import count_text
 from mtfc.reports.step_report import seconds_text
-from mtfc.reports.table import count_text
 
 KINDS = 4
 """The most plans of other kinds that are shown."""

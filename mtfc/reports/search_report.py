@@ -10,23 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from mtfc.compiler.cost.device_graph import Machine
-from mtfc.compiler.cost.hardware import Hardware
+from mtfc.compiler.cost.hardware import Hardware, Machine
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import RECOMPUTED, Layout, Mesh
 from mtfc.compiler.search.found import IN_BYTES, Ending, Found, Objective, Plan, Price, value_of
 from mtfc.compiler.search.global_layouts.layout_space import space_of
-from mtfc.compiler.search.idle_axes import all_rules, idle_axes, without_axes
 from mtfc.compiler.search.pricer import LayoutPricer
-from mtfc.compiler.search.usual_layouts import batch_dims
+from mtfc.compiler.search.usual_layouts import all_rules, batch_dims, idle_axes, without_axes
 from mtfc.frontend.layouts.layout_text import PartText, layout_text, mesh_text, rules_text
 from mtfc.meshes.multi_mesh_step import MultiMeshStep
 from mtfc.placements.declarations import placement_text
 from mtfc.reports.array_summary import finite
 from mtfc.reports.plan_figures import PlanFigures, comparison, others, plan_record, plan_text
+from mtfc.reports.source_lines import aligned, devices_text, free_name, wrapped
 from mtfc.reports.step_report import seconds_text
-from mtfc.reports.table import aligned, devices_text, free_name, wrapped
 
 if TYPE_CHECKING:
     from mtfc.placements.mcmc import PlacementResult

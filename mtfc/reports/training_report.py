@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from mtfc.reports.array_summary import Figure, figure_text, finite
-from mtfc.reports.table import aligned
+from mtfc.reports.source_lines import aligned
 
 
 @attrs.frozen

@@ -24,9 +24,8 @@ from mtfc.reports.difference import (
     difference_of,
 )
 from mtfc.reports.search_report import LayoutSearchResult, PlacementSearchResult, over
-from mtfc.reports.source_lines import Line, line_of
+from mtfc.reports.source_lines import Line, line_of, wrapped
 from mtfc.reports.step_report import seconds_text
-from mtfc.reports.table import wrapped
 
 if TYPE_CHECKING:
     from mtfc.placements.mcmc import PlacementResult

@@ -6,8 +6,17 @@ from random import Random
 import numpy as np
 import pytest
 
-from mtfc.compiler.cost.device_graph import TYPICAL, DeviceGraph, DeviceKind, GraphKind, GraphLink
-from mtfc.compiler.cost.hardware import Device, Hardware, Link, Rate
+from mtfc.compiler.cost.hardware import (
+    TYPICAL,
+    Device,
+    DeviceGraph,
+    DeviceKind,
+    GraphKind,
+    GraphLink,
+    Hardware,
+    Link,
+    Rate,
+)
 from mtfc.compiler.cost.tables.device_links import UniformParts, find_routes
 from mtfc.compiler.diagnostics import CompileError, Diagnostics
 from mtfc.driver.loading.sources import Sources

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtfc.compiler.cost.sizes import FormulaSizes
-from mtfc.compiler.cost.symbolic import Formula, Symbol, ratio
+from mtfc.compiler.cost.sizes import Formula, FormulaSizes, Symbol, ratio
 from mtfc.compiler.ir.types import Dim, Mesh
 
 BATCH, IO, ROWS = Symbol(0, "batch", True), Symbol(1, "io", True), Symbol(2, "rows", False)

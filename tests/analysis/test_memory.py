@@ -2,8 +2,7 @@
 
 import pytest
 
-from mtfc.compiler.analysis.buffer_kinds import folded
-from mtfc.compiler.analysis.liveness import buffers, peak
+from mtfc.compiler.analysis.liveness import buffers, folded, peak
 from mtfc.compiler.cost.effects.memory import MemoryUse, memory_of, memory_on
 from mtfc.compiler.cost.hardware import Device, Rate
 from mtfc.compiler.cost.sizes import Numbers

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 import pytest
 
 from mtfc.compiler.analysis.liveness import Buffer, buffers, donated, last_uses, unstored
+from mtfc.compiler.cost.sizes import formula
 from mtfc.compiler.cost.step_time import seconds_of
-from mtfc.compiler.cost.symbolic import formula
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.cost.volumes import Charge, PlacedCost, grouped, layout_cost, total
 from mtfc.compiler.ir.core import Function, Value

@@ -13,7 +13,7 @@ from mtfc.compiler.cost.volumes import layout_cost
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.passes.pipelines import lower
 from mtfc.reports.cost_report import comparison, formula_report, formulas, formulas_json, layout_report
-from mtfc.reports.table import aligned, count_text, flops_text, shortened, wrapped
+from mtfc.reports.source_lines import aligned, count_text, flops_text, shortened, wrapped
 from tests.harness import FILE, load
 
 CASES = sorted((Path(__file__).parent / "reports").glob("*.test"))

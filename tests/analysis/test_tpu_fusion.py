@@ -8,7 +8,7 @@ from mtfc.compiler.cost.effects.memory import memory_on
 from mtfc.compiler.cost.effects.roofline import KernelWork, work
 from mtfc.compiler.cost.hardware import Device, Hardware, Rate, Scratchpad
 from mtfc.compiler.cost.step_time import step_time
-from mtfc.compiler.cost.tpu.tpu_fusion import stored_bytes
+from mtfc.compiler.cost.tpu_kernels import stored_bytes
 from mtfc.compiler.ir.core import Equation, Function
 from mtfc.compiler.ir.loops import region_of
 from mtfc.compiler.ir.types import Dim, TensorType

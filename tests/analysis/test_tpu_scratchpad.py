@@ -6,7 +6,7 @@ import pytest
 from mtfc.compiler.cost.device_models import fusion_of_program
 from mtfc.compiler.cost.effects.roofline import work
 from mtfc.compiler.cost.hardware import Device, Rate, Scratchpad
-from mtfc.compiler.cost.tpu.scratchpad import ScratchpadFusion
+from mtfc.compiler.cost.tpu_kernels import ScratchpadFusion
 from mtfc.compiler.ir.core import Function
 from mtfc.compiler.passes.pipelines import lower
 from mtfc.driver.loading.selection import ONE_DEVICE, UNDISTRIBUTED

@@ -10,7 +10,7 @@ from mtfc.compiler.cost.device_models import fusion_of
 from mtfc.compiler.cost.effects.memory import memory_on
 from mtfc.compiler.cost.hardware import Device, Rate
 from mtfc.compiler.cost.sizes import bytes_of
-from mtfc.compiler.cost.tpu.tpu_fusion import Tiles, least_tiled_bytes, stored_bytes
+from mtfc.compiler.cost.tpu_kernels import Tiles, least_tiled_bytes, stored_bytes
 from mtfc.compiler.ir.core import Equation, Function
 from mtfc.compiler.ir.types import ITEM_BYTES, Dim, Mesh, TensorType
 from mtfc.compiler.passes.pipelines import lower

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtfc.compiler.cost.sizes import FormulaSizes
-from mtfc.compiler.cost.symbolic import formula
+from mtfc.compiler.cost.sizes import FormulaSizes, formula
 from mtfc.compiler.cost.volumes import PlacedCost, charges, layout_cost, total
 from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.ir.types import Mesh

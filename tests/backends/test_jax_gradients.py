@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mtfc.backends.jax.backend import generate
-from mtfc.compiler.ir.training_flag import bound
+from mtfc.compiler.ir.training import bound
 from mtfc.compiler.passes.mixed_precision import everything_in
 from mtfc.compiler.passes.pipelines import lower
 from mtfc.driver.loading.choice import Choice

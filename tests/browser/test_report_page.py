@@ -20,8 +20,8 @@ from mtfc.compiler.ir.printer import bytes_text
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.simulate import simulate
+from mtfc.reports.source_lines import count_text, flops_text
 from mtfc.reports.step_report import seconds_text
-from mtfc.reports.table import count_text, flops_text
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

@@ -17,8 +17,7 @@ import mtfc as api
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.report import ReportPage, layouts_page
-from mtfc.reports.page.document import SCRIPTS, document
-from mtfc.reports.page.run_data import MOST_STEPS, Points, thinned
+from mtfc.reports.page.document import MOST_STEPS, SCRIPTS, Points, document, thinned
 from tests.cli.conftest import Mtfc
 from tests.cli.model import MODEL
 from tests.cli.test_simulate_placement import TWO

@@ -10,11 +10,10 @@ import pytest
 from lsprotocol import types as lsp
 
 from mtfc.compiler.ir.printer import bytes_text
-from mtfc.driver.cost import model_costs
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.sources import Sources
-from mtfc.driver.simulate import simulate
-from mtfc.editor.jobs import FiguresQueue, Request
+from mtfc.driver.simulate import model_costs, simulate
+from mtfc.editor.figures import FiguresQueue, Request
 from mtfc.editor.outline import LEGEND
 from mtfc.frontend.syntax.format import format_source
 from mtfc.reports.step_report import seconds_text

@@ -11,8 +11,7 @@ from mtfc.compiler.ir.initializers import DISTRIBUTIONS
 from mtfc.compiler.ir.types import ITEM_BYTES
 from mtfc.editor import renaming
 from mtfc.editor.checks import diagnostics_of
-from mtfc.editor.declarations import Project, declarations
-from mtfc.editor.documents import OpenTexts, TextBuffer, file_of
+from mtfc.editor.documents import OpenTexts, Project, TextBuffer, declarations, file_of
 from mtfc.editor.fixes import applied
 from mtfc.editor.names import occurrences
 from mtfc.editor.token_kinds import keywords

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import mtfc
-from mtfc.frontend.jaxpr.equations import scan_counts
+from mtfc.frontend.jaxpr.expansions import scan_counts
 from tests.jax_functions.arguments import interpreted, program_arguments
 from tests.jax_functions.models import MODELS, array
 

@@ -14,9 +14,8 @@ from mtfc.compiler.passes.pipelines import preparation, run
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import choose
 from mtfc.frontend.hardware_targets import find_hardware
-from mtfc.placements.exhaustive import best_strategy
 from mtfc.placements.mcmc import SearchBudget
-from mtfc.placements.placement_search import PlacementSpace, placement_search, placement_space
+from mtfc.placements.placement_search import PlacementSpace, best_strategy, placement_search, placement_space
 from mtfc.placements.strategy_bounds import StrategyBounds, transfer_times
 from tests.harness import AMPLE
 from tests.placements.placement_programs import PROGRAMS, prepared

@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from mtfc.compiler.cost.device_graph import DeviceGraph
 from mtfc.compiler.cost.event_simulator import makespan, simulate
+from mtfc.compiler.cost.hardware import DeviceGraph
 from mtfc.compiler.diagnostics import CompileError, Diagnostics
 from mtfc.compiler.passes.pipelines import run, simplification
 from mtfc.frontend.semantics.names.device_names import written_devices

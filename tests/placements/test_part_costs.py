@@ -18,8 +18,8 @@ from mtfc.frontend.hardware_targets import find_hardware
 from mtfc.placements.operators.operator_graph import OperatorStep
 from mtfc.placements.operators.operator_parts import OperatorParts, Region
 from mtfc.placements.operators.strategy import Degrees
-from mtfc.placements.part_costs import StepForms, middle, part_cost
 from mtfc.placements.placement_search import PlacementSpace, placement_space
+from mtfc.placements.strategy_tasks import StepForms, middle, part_cost
 from mtfc.placements.task_graph_builder import BOUNDS, FIRST, KEPT, PARTS, PIECES, ROWS, SIZE
 from tests.placements import placement_programs
 

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from mtfc.compiler.cost.hardware import Hardware
-from mtfc.compiler.cost.tables.reshard_costs import Conversions
+from mtfc.compiler.cost.tables.collective_tables import Conversions
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.core import Equation, Function, Program
 from mtfc.compiler.ir.loops import dim_of, region_of

@@ -12,12 +12,11 @@ from mtfc.compiler.cost.tables.collective_tables import Seconds
 from mtfc.compiler.ir.core import Function, Program
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.search.found import Found, Objective, Pricing
-from mtfc.compiler.search.global_layouts.effect_bounds import EffectBounds, MaskRange
+from mtfc.compiler.search.global_layouts.effect_bounds import EffectBounds, MaskRange, SumBound
 from mtfc.compiler.search.global_layouts.global_search import GlobalSpace
 from mtfc.compiler.search.global_layouts.layout_bound import LayoutBound
 from mtfc.compiler.search.global_layouts.layout_space import LayoutSpace, Rows, layout_of, space_of
 from mtfc.compiler.search.global_layouts.step_facts import StepFacts
-from mtfc.compiler.search.global_layouts.sum_bound import SumBound
 from mtfc.compiler.search.pricer import LayoutPricer
 from mtfc.frontend.hardware_targets import find_hardware
 from tests.documents import ROOT

@@ -9,13 +9,16 @@ from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.cost.tables.collective_tables import CollectiveTables
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Mesh
-from mtfc.compiler.search.global_layouts import column_elimination
-from mtfc.compiler.search.global_layouts.column_elimination import ColumnElimination, ColumnEliminations
-from mtfc.compiler.search.global_layouts.layout_bound import LayoutBound
+from mtfc.compiler.search.global_layouts import layout_bound
+from mtfc.compiler.search.global_layouts.layout_bound import (
+    ColumnElimination,
+    ColumnEliminations,
+    LayoutBound,
+)
 from mtfc.compiler.search.global_layouts.layout_space import LayoutSpace, layout_of, space_of
 from mtfc.compiler.search.global_layouts.step_facts import StepFacts
 from mtfc.compiler.search.pricer import LayoutPricer
-from mtfc.driver.searching.meshes import meshes
+from mtfc.driver.searching.space import meshes
 from mtfc.frontend.hardware_targets import find_hardware
 from tests.generators.programs import programs
 from tests.generators.scope import Options
@@ -85,12 +88,12 @@ def check_elimination(program: Program, mesh: Mesh, hardware: Hardware, storage:
 
 @pytest.fixture(autouse=True)
 def _every_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(column_elimination, "MANY_COLUMNS", 0)
+    monkeypatch.setattr(layout_bound, "MANY_COLUMNS", 0)
 
 
 @holds_for(programs(), EXAMPLES)
 def test_no_layout_costs_less_than_its_elimination(program: HasSource) -> None:
-    column_elimination.MANY_COLUMNS = 0  # a property runs without fixtures
+    layout_bound.MANY_COLUMNS = 0  # a property runs without fixtures
     module = load(program.source)
     for hardware in (SLOW_LINKS, NODES, TORUS, SLOW_CORES, SLOW_TPU):
         for storage in (False, True):
@@ -105,8 +108,8 @@ test_no_layout_of_windows_costs_less = holds_for(SPATIAL, EXAMPLES // 2)(
 @pytest.mark.parametrize("bits", [0, 2, 4])
 def test_small_tables_give_bounds_too(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With no room for sums of tables each table has a minimum of its own, and large terms leave columns open."""
-    monkeypatch.setattr(column_elimination, "BITS", bits)
-    monkeypatch.setattr(column_elimination, "TERM_BITS", bits)
+    monkeypatch.setattr(layout_bound, "BITS", bits)
+    monkeypatch.setattr(layout_bound, "TERM_BITS", bits)
     for storage in (False, True):
         check_elimination(load(NORMALIZED).programs[0], LINE, NODES, storage, 6)
 
@@ -161,5 +164,5 @@ def test_the_optimum_is_the_same(name: str, hardware: Hardware, monkeypatch: pyt
         return found.objective
 
     by_elimination = best()
-    monkeypatch.setattr(column_elimination, "MANY_COLUMNS", 1 << 10)
+    monkeypatch.setattr(layout_bound, "MANY_COLUMNS", 1 << 10)
     assert best() == pytest.approx(by_elimination)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from mtfc.compiler.search.solver.assignment_problem import AssignmentProblem
-from mtfc.driver.loading.contest_format import MalformedInstance, read, write
+from mtfc.driver.loading.other_files import MalformedInstance, read, write
 from tests.search.solver_problems import problems
 
 EXAMPLE: dict[str, Any] = {

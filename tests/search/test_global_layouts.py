@@ -23,7 +23,7 @@ from mtfc.compiler.search.global_layouts.layout_bound import LayoutBound
 from mtfc.compiler.search.global_layouts.layout_space import layout_of, space_of
 from mtfc.compiler.search.global_layouts.step_facts import StepFacts
 from mtfc.compiler.search.pricer import LayoutPricer
-from mtfc.driver.searching.meshes import meshes
+from mtfc.driver.searching.space import meshes
 from mtfc.frontend.hardware_targets import find_hardware
 from tests.documents import ROOT
 from tests.generators.programs import programs

@@ -9,7 +9,7 @@ from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.search.found import NothingFits, Objective, value_of
 from mtfc.compiler.search.global_layouts.layout_space import layout_of, space_of
 from mtfc.compiler.search.pricer import LayoutPricer
-from mtfc.driver.searching.meshes import meshes
+from mtfc.driver.searching.space import meshes
 from mtfc.frontend.hardware_targets import find_hardware
 from tests.harness import AMPLE, load
 from tests.search.layout_bounds import SLOW_CORES, SLOW_LINKS, SLOW_TPU, UNEVEN, layouts, search

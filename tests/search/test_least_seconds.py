@@ -19,7 +19,7 @@ from mtfc.compiler.search.global_layouts.layout_space import layout_of, space_of
 from mtfc.compiler.search.pricer import LayoutPricer
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.loading.target import target_of
-from mtfc.driver.searching.meshes import meshes
+from mtfc.driver.searching.space import meshes
 from tests.harness import load
 from tests.properties.test_pipelines import source as random_pipeline
 from tests.search.layout_bounds import SLOW_CORES, SLOW_LINKS, SLOW_TPU, layouts

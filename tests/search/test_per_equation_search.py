@@ -19,7 +19,7 @@ from mtfc.compiler.analysis.reshard_plans import plan
 from mtfc.compiler.cost.hardware import Device, Hardware, Link, Rate
 from mtfc.compiler.cost.sizes import Numbers
 from mtfc.compiler.cost.step_time import seconds_of
-from mtfc.compiler.cost.tables.reshard_costs import Conversions
+from mtfc.compiler.cost.tables.collective_tables import Conversions
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.cost.volumes import charges, total
 from mtfc.compiler.ir.core import Function

@@ -15,11 +15,11 @@ import pytest
 import mtfc
 from mtfc.compiler.ir.types import EVERY, Layout, Mesh, Rules
 from mtfc.compiler.search import pricer as pricers
+from mtfc.compiler.search.global_layouts.effect_bounds import SumBound
 from mtfc.compiler.search.global_layouts.layout_bound import LayoutBound
 from mtfc.compiler.search.global_layouts.layout_space import space_of
 from mtfc.compiler.search.global_layouts.repeated_facts import RepeatedFacts
 from mtfc.compiler.search.global_layouts.step_facts import StepFacts
-from mtfc.compiler.search.global_layouts.sum_bound import SumBound
 from mtfc.compiler.search.pricer import LayoutPricer
 from mtfc.compiler.search.repeated_layers import RepeatedLayers, shortened_program
 from mtfc.driver.jax_functions.imported_program import ImportedProgram

@@ -34,7 +34,7 @@ from mtfc.compiler.ir.loops import dim_of
 from mtfc.compiler.ir.opdef import Shard
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.elementwise import numpy_dtype
-from mtfc.compiler.ir.training_flag import bound
+from mtfc.compiler.ir.training import bound
 from mtfc.compiler.ir.types import FLOATS
 from mtfc.compiler.passes.autodiff.backward import with_differentiable_loops
 from mtfc.compiler.passes.autodiff.differentiate import Differentiate

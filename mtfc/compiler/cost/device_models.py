@@ -13,7 +13,7 @@ device they search for. No bound may exceed the exact cost of a layout: `tests/p
 | pending sums | seconds of communication | `pending_sums.py` |
 | data movement | seconds of communication | `moved_data.py` |
 | stored parameters | seconds of communication | `moved_data.py` |
-| halos | seconds of communication, and of computing | `halo_exchange.py` |
+| halos | seconds of communication, and of computing | `moved_data.py` |
 | memory | bytes | `memory.py` |
 
 Collectives are timed by `topology.py`, both exactly and at their best rates.
@@ -29,8 +29,7 @@ from mtfc.compiler.cost.effects.memory import MemoryUse, memory_on
 from mtfc.compiler.cost.fusion import FusionModel
 from mtfc.compiler.cost.hardware import Device
 from mtfc.compiler.cost.sizes import whole as whole_number
-from mtfc.compiler.cost.tpu.scratchpad import ScratchpadFusion
-from mtfc.compiler.cost.tpu.tpu_fusion import TpuFusion
+from mtfc.compiler.cost.tpu_kernels import ScratchpadFusion, TpuFusion
 from mtfc.compiler.ir.core import Function, Value
 from mtfc.compiler.ir.loops import is_loop_body
 from mtfc.compiler.ir.types import Mesh

@@ -21,8 +21,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from mtfc.compiler.analysis.attention_forms import computed_share, is_attention
-from mtfc.compiler.analysis.buffer_kinds import folded, readers_of, sources, storage
 from mtfc.compiler.analysis.dot_operand_layout import is_dot
+from mtfc.compiler.analysis.liveness import folded, readers_of, sources, storage
 from mtfc.compiler.cost.hardware import Device
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import dim_of, is_loop_body

@@ -17,7 +17,7 @@ from typing import ClassVar
 import attrs
 
 from mtfc.compiler.ir.core import Function, Program
-from mtfc.compiler.ir.training_flag import bound
+from mtfc.compiler.ir.training import bound
 from mtfc.compiler.passes.dce import live_only
 from mtfc.compiler.passes.pass_base import Pass
 from mtfc.compiler.records import frozen

@@ -23,7 +23,7 @@ from typing import ClassVar
 import attrs
 
 from mtfc.compiler.analysis.body_scope import BodyScope, differences, index_of, repeats
-from mtfc.compiler.analysis.buffer_kinds import readers_and_outputs
+from mtfc.compiler.analysis.liveness import readers_and_outputs
 from mtfc.compiler.ir.builder import Builder, Names, Substitution, names_of
 from mtfc.compiler.ir.core import Equation, Function, Program, Value, walk
 from mtfc.compiler.ir.loops import map_regions

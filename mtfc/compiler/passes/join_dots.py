@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import ClassVar
 
-from mtfc.compiler.analysis.buffer_kinds import readers_of
+from mtfc.compiler.analysis.liveness import readers_of
 from mtfc.compiler.ir.builder import Builder, Rewrite, rewritten
 from mtfc.compiler.ir.core import Equation, Function, Program, Value, walk
 from mtfc.compiler.ir.ops import OPS, has_trait

@@ -39,7 +39,7 @@ from typing import ClassVar, Literal
 
 import attrs
 
-from mtfc.compiler.analysis.buffer_kinds import readers_and_outputs
+from mtfc.compiler.analysis.liveness import readers_and_outputs
 from mtfc.compiler.ir.attributes import fitted
 from mtfc.compiler.ir.builder import Builder, Names, Substitution, is_narrow, names_of
 from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Parameter, Program, Value

@@ -38,7 +38,7 @@ from typing import ClassVar, TypeAlias
 
 import attrs
 
-from mtfc.compiler.analysis.buffer_kinds import readers_and_outputs
+from mtfc.compiler.analysis.liveness import readers_and_outputs
 from mtfc.compiler.ir.builder import Builder, Substitution, names_of
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Value, walk
 from mtfc.compiler.ir.loops import carried, dim_of, map_regions, outputs_of, pairs, region_of

@@ -36,7 +36,7 @@ from typing import ClassVar
 
 import attrs
 
-from mtfc.compiler.analysis.buffer_kinds import readers_and_outputs, storage
+from mtfc.compiler.analysis.liveness import readers_and_outputs, storage
 from mtfc.compiler.analysis.mincut import INFINITE, SINK, SOURCE, FlowNetwork
 from mtfc.compiler.cost.device_models import expected_memory, fusion_of
 from mtfc.compiler.cost.effects.memory import MemoryUse

@@ -1,4 +1,8 @@
-"""Layouts that anybody would try: nothing split, data parallelism, ZeRO-1, FSDP, model parallelism, and products of these.
+"""Layouts that anybody would try, and mesh axes that a layout leaves idle.
+
+Mesh axes that no rule of a layout uses: devices along them compute the same.
+
+Layouts that anybody would try: nothing split, data parallelism, ZeRO-1, FSDP, model parallelism, and products of these.
 
 A search prices these layouts first, so its result is never worse. Data parallelism splits every dimension that is the batch: the
 first dimension of the inputs, and the dimensions that renames and reshapes make of it.
@@ -7,8 +11,10 @@ first dimension of the inputs, and the dimensions that renames and reshapes make
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
+
+import attrs
 
 from mtfc.compiler.ir.core import Function, walk
 from mtfc.compiler.ir.loops import looped_dims
@@ -17,6 +23,37 @@ from mtfc.compiler.ir.ops.structure import reshape_groups
 from mtfc.compiler.ir.types import EVERY, Axes, Dim, Layout, Mesh, Rules
 from mtfc.compiler.search.found import Plan
 from mtfc.compiler.search.global_layouts.layout_space import values_of
+
+
+def all_rules(layout: Layout) -> tuple[Rules, ...]:
+    """Return the rules of all sections of a layout."""
+    return (layout.rules, layout.params, layout.optimizer, *(rules for _, rules in layout.values))
+
+
+def idle_axes(mesh: Mesh, layout: Layout) -> Axes:
+    """Return the mesh axes that no rule of a layout uses."""
+    used = {axis for rules in all_rules(layout) for _, axes in rules.axes for axis in axes}
+    return tuple(name for name, size in mesh.axes if size > 1 and name not in used)
+
+
+def without_axes(mesh: Mesh, gone: Collection[str]) -> Mesh:
+    return attrs.evolve(mesh, axes=tuple(each for each in mesh.axes if each[0] not in gone))
+
+
+def without_idle_axes(mesh: Mesh, layout: Layout) -> Mesh:
+    """Return a mesh without the axes that no rule of a layout uses; the same mesh if no rule uses any."""
+    used = without_axes(mesh, idle_axes(mesh, layout))
+    return used if used.axes else mesh
+
+
+def idle_note(axes: Axes) -> list[str]:
+    """Return a sentence about mesh axes that no rule uses, if there are any."""
+    if not axes:
+        return []
+    return [
+        f"no rule uses {', '.join(axes)}: devices along it compute the same, and a mesh without it needs fewer devices"
+    ]
+
 
 MODEL_PARTS = (2, 4, 8)
 """The numbers of parts of the model in products of data and model parallelism."""

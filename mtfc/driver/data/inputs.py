@@ -28,7 +28,7 @@ from mtfc.driver.data.array_files import (
 )
 from mtfc.driver.data.files import is_remote, local_copy
 from mtfc.driver.errors import UsageError, say
-from mtfc.reports.table import listed
+from mtfc.reports.source_lines import listed
 
 
 @attrs.frozen

@@ -44,7 +44,7 @@ from mtfc.driver.loading.selection import select_program
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import ExchangeOptions
 from mtfc.driver.version import installed_version
-from mtfc.reports.table import count_text
+from mtfc.reports.source_lines import count_text
 
 
 @attrs.frozen

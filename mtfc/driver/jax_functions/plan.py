@@ -14,7 +14,7 @@ from mtfc.backends.common.devices import Unavailable, jax
 from mtfc.compiler.ir.core import Function, Program, walk
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import ARRAY_DTYPES, Axes, TensorType
-from mtfc.compiler.search.idle_axes import idle_axes, idle_note
+from mtfc.compiler.search.usual_layouts import idle_axes, idle_note
 from mtfc.driver.data.files import readable_texts, write_text
 from mtfc.driver.errors import UsageError, public, say
 from mtfc.driver.jax_functions.plan_file import argument_sizes, check_sizes, plan_text, structure
@@ -42,9 +42,8 @@ if TYPE_CHECKING:
     from mtfc.compiler.cost.hardware import Hardware
     from mtfc.compiler.cost.volumes import PlacedCost
     from mtfc.compiler.search.found import Found
-    from mtfc.driver.draw import Drawing
     from mtfc.driver.records import LayoutCost, Step
-    from mtfc.driver.report import ReportPage
+    from mtfc.driver.report import Drawing, ReportPage
     from mtfc.frontend.jaxpr.flat import AppliedPrimitive
     from mtfc.reports.inspection import Inspection
 
@@ -286,7 +285,7 @@ class Plan:
 
     def _constrained(self, keep_constraints: bool) -> Callable[[Sequence[Any]], list[Any]]:
         """Return the function of the arguments' leaves with constraints on its values, for a mesh with Auto axes."""
-        from mtfc.driver.jax_functions.constraints import Constrain, constrained, unconstrained
+        from mtfc.driver.jax_functions.shardings import Constrain, constrained, unconstrained
 
         bodies = [self.imported.flat.body, *(body for step in self.imported.steps for body in step.bodies)]
         free = {var for step in self.imported.calls for var in step.results}
@@ -504,7 +503,7 @@ class Plan:
 
         For a plan that a search has found, also the next best plan of the search, with its price and the lines that differ.
         """
-        from mtfc.driver.cost import explained_layout
+        from mtfc.driver.simulate import explained_layout
 
         found = explained_layout(self.imported.program, self.case, self.program)
         parts = [
@@ -562,7 +561,7 @@ class Plan:
     @public
     def draw(self, *arrays: str) -> Drawing:
         """Draw which part of each array the devices hold; a notebook shows the drawing. arrays: names, or nothing for all."""
-        from mtfc.driver.draw import program_drawing
+        from mtfc.driver.report import program_drawing
 
         return program_drawing(self.program, arrays)
 

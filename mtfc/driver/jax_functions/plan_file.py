@@ -8,7 +8,7 @@ from typing import Any
 
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Forms, Layout, Mesh, Rules, is_form
-from mtfc.compiler.search.idle_axes import all_rules
+from mtfc.compiler.search.usual_layouts import all_rules
 from mtfc.driver.data.files import parsed_json, read_bytes
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.memory_limit import limit_of, written_limit

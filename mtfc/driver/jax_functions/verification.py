@@ -9,8 +9,7 @@ import attrs
 from mtfc.backends.common.devices import devices, import_jax, reserve
 from mtfc.driver.errors import UsageError
 from mtfc.driver.jax_functions.comparison import PlanVerification, verified
-from mtfc.driver.jax_functions.function_source import FunctionSource
-from mtfc.driver.jax_functions.imported_program import mesh_of
+from mtfc.driver.jax_functions.imported_program import FunctionSource, mesh_of
 from mtfc.driver.jax_functions.plan import Plan
 from mtfc.driver.jax_functions.plan_file import read_plan
 from mtfc.driver.loading.choice import Choice

@@ -24,7 +24,7 @@ BestLayout = Callable[["Layout", Sequence[tuple["Mesh", "Layout"]], float], "Fou
 
 
 class ProgramSource(Protocol):
-    """A program that is not read from a .mtf file: see `driver/jax_functions/function_source.py`."""
+    """A program that is not read from a .mtf file: see `driver/jax_functions/imported_program.py`."""
 
     @property
     def program(self) -> Program:

@@ -13,8 +13,7 @@ from math import ceil
 
 import attrs
 
-from mtfc.compiler.cost.device_graph import Machine
-from mtfc.compiler.cost.hardware import Hardware
+from mtfc.compiler.cost.hardware import Hardware, Machine
 from mtfc.compiler.cost.sizes import whole
 from mtfc.compiler.diagnostics import CompileError, Label, Span, failure
 from mtfc.compiler.ir.core import Program

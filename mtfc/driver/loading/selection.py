@@ -48,8 +48,7 @@ from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.parser import parse
 
 if TYPE_CHECKING:
-    from mtfc.compiler.cost.device_graph import Machine
-    from mtfc.compiler.cost.hardware import Device, Hardware
+    from mtfc.compiler.cost.hardware import Device, Hardware, Machine
     from mtfc.frontend.layouts.declared_layouts import MultiMeshLayout
     from mtfc.placements.declarations import DeclaredPlacement
 

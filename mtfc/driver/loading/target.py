@@ -9,8 +9,7 @@ from mtfc.compiler.diagnostics import CompileError
 from mtfc.driver.loading.sources import Sources
 
 if TYPE_CHECKING:
-    from mtfc.compiler.cost.device_graph import Machine
-    from mtfc.compiler.cost.hardware import Hardware
+    from mtfc.compiler.cost.hardware import Hardware, Machine
     from mtfc.compiler.ir.types import Mesh
 
 

@@ -30,17 +30,15 @@ from mtfc.compiler.search.found import (
     value_of,
 )
 from mtfc.compiler.search.global_layouts.global_search import ROUNDING, GlobalSpace
-from mtfc.compiler.search.idle_axes import without_idle_axes
 from mtfc.compiler.search.pricer import LayersPricer, LayoutPricer
-from mtfc.compiler.search.usual_layouts import joined, products, usual_layouts
+from mtfc.compiler.search.usual_layouts import joined, products, usual_layouts, without_idle_axes
 from mtfc.driver.errors import say
 from mtfc.driver.loading.choice import BestLayout
 from mtfc.driver.loading.layout_targets import layout_targets, prepared
 from mtfc.driver.loading.memory_limit import written_limit
 from mtfc.driver.loading.sources import known_as
 from mtfc.driver.searching.compilation_time import timing_compilation
-from mtfc.driver.searching.meshes import possible_meshes, under_names
-from mtfc.driver.searching.space import SearchAnswer, SearchTask, on_clock
+from mtfc.driver.searching.space import SearchAnswer, SearchTask, on_clock, possible_meshes, under_names
 from mtfc.driver.searching.why_not import AskedRules, asked_rules, best_with_rules
 from mtfc.driver.searching.written import declared_name, insert_layout
 from mtfc.reports.search_report import LayoutSearchResult
@@ -356,7 +354,7 @@ class LayoutSearch:
     def _exported(self, mesh: Mesh) -> str:
         """Return the question to the solver about a mesh, for `mtfc solve`."""
         from mtfc.compiler.search.per_equation.per_equation_search import exported
-        from mtfc.driver.loading.contest_format import write
+        from mtfc.driver.loading.other_files import write
 
         program = self.finder.program
         problem = exported(prepared(program), set(program.dims), mesh, self.finder.pricer.hardware)

@@ -31,8 +31,7 @@ from mtfc.compiler.search.found import (
     memory_text,
     value_of,
 )
-from mtfc.compiler.search.idle_axes import without_axes
-from mtfc.compiler.search.usual_layouts import products, usual_layouts
+from mtfc.compiler.search.usual_layouts import products, usual_layouts, without_axes
 from mtfc.driver.searching.layouts import LayoutFinder
 from mtfc.driver.searching.space import SearchTask
 

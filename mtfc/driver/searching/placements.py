@@ -27,7 +27,7 @@ from mtfc.placements.operators.strategy import KINDS, layout_strategy
 from mtfc.placements.placement_search import PlacementSpace, placement_search, placement_space, proven
 from mtfc.placements.simulator.evaluation import EvaluatedStrategy
 from mtfc.reports.search_report import LayoutAsPlacement, PlacementSearchResult
-from mtfc.reports.table import free_name
+from mtfc.reports.source_lines import free_name
 from mtfc.reports.why_not_report import WhyNot, placement_answer
 
 BEFORE_PROOF = 0.1

@@ -15,11 +15,19 @@ from mtfc.driver.loading.selection import Selection, say_left_out, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.loading.target import check_room, machine_of, target_of
 from mtfc.driver.options import SearchOptions
-from mtfc.driver.searching.meshes import check_mesh_options, declared_mesh, searched_meshes
-from mtfc.driver.searching.space import RULES, Freedom, SearchAnswer, SearchedSpace, SearchTask
+from mtfc.driver.searching.space import (
+    RULES,
+    Freedom,
+    SearchAnswer,
+    SearchedSpace,
+    SearchTask,
+    check_mesh_options,
+    declared_mesh,
+    searched_meshes,
+)
 
 if TYPE_CHECKING:
-    from mtfc.compiler.cost.device_graph import Machine
+    from mtfc.compiler.cost.hardware import Machine
     from mtfc.compiler.ir.types import Mesh
 
 DEFAULT_TARGET = "h100"

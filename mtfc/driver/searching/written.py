@@ -11,7 +11,7 @@ from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.frontend.layouts.layout_text import layout_text, mesh_text
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.parser import parse
-from mtfc.reports.table import free_name
+from mtfc.reports.source_lines import free_name
 
 
 def resized(text: str, sizes: Mapping[str, int]) -> str:

@@ -34,7 +34,7 @@ from mtfc.driver.data.inputs import DataInput, Fitting, stacked
 from mtfc.driver.data.packages import import_package
 from mtfc.driver.errors import UsageError, say
 from mtfc.driver.training.user_code import explained, kind_of_value
-from mtfc.reports.table import listed
+from mtfc.reports.source_lines import listed
 
 Position = Mapping[str, Any]
 """A position in the data, as a checkpoint stores it: numbers and text, ready for JSON."""

@@ -30,7 +30,7 @@ from mtfc.driver.errors import UsageError, raised_as, say
 from mtfc.driver.options import Metric
 from mtfc.driver.training.user_code import explained, imported_function
 from mtfc.reports.array_summary import finite
-from mtfc.reports.table import listed
+from mtfc.reports.source_lines import listed
 from mtfc.reports.training_report import TrainingStep, step_line
 
 METRICS = "metrics.jsonl"

@@ -29,9 +29,8 @@ from mtfc.driver.running.nan_search import StepInputs, cause_in_step
 from mtfc.driver.training.checkpoints import Checkpoints, NotFinite, Saving, kinds, warm_start
 from mtfc.driver.training.data_interface import UserSource, changes
 from mtfc.driver.training.data_sources import DataSource, check_documents, open_source
-from mtfc.driver.training.evaluation import DataEvaluation, check_hosts
 from mtfc.driver.training.hosts import Peers, watched_peers
-from mtfc.driver.training.loop import Schedule, TrainLoop
+from mtfc.driver.training.loop import DataEvaluation, Schedule, TrainLoop, check_hosts
 from mtfc.driver.training.metrics import (
     EVALUATIONS_FILE,
     LINES,

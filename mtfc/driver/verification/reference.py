@@ -21,7 +21,7 @@ from mtfc.backends.exact.check import call
 from mtfc.compiler.activity import doing
 from mtfc.compiler.ir.core import Function, Program, walk
 from mtfc.compiler.ir.loops import has_condition
-from mtfc.compiler.ir.training_flag import asks_for_training
+from mtfc.compiler.ir.training import asks_for_training
 from mtfc.compiler.passes.autodiff.backward import with_differentiable_loops
 from mtfc.compiler.passes.autodiff.differentiate import Differentiate
 from mtfc.compiler.passes.bind_training import BindTraining

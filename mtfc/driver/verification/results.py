@@ -13,7 +13,7 @@ import attrs
 from mtfc.backends.exact.check import ExactResult
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.reports.array_summary import finite
-from mtfc.reports.table import listed
+from mtfc.reports.source_lines import listed
 
 Part = Literal["outputs", "gradients", "parameters", "training"]
 

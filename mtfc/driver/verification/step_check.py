@@ -33,8 +33,7 @@ from mtfc.compiler.ir.core import Argument, Function
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.creation import VALUE
 from mtfc.compiler.ir.ops.elementwise import numpy_dtype
-from mtfc.compiler.ir.training import update_of, updated
-from mtfc.compiler.ir.training_flag import bound
+from mtfc.compiler.ir.training import bound, update_of, updated
 from mtfc.compiler.passes.autodiff.differentiate import numbered
 from mtfc.driver.data.array_files import Arrays
 from mtfc.driver.data.inputs import stacked

@@ -13,33 +13,31 @@ from typing import Any
 
 import attrs
 
-from mtfc.compiler.cost.device_graph import (
+from mtfc.compiler.cost.hardware import (
     CENTRAL,
     GRAPH_KINDS,
+    KERNELS,
+    KINDS,
     MOST_KINDS,
     MOST_LINKS,
     MOST_WIRES,
-    DeviceGraph,
-    DeviceKind,
-    GraphKind,
-    GraphLink,
-    Machine,
-)
-from mtfc.compiler.cost.device_graph import (
-    MOST_DEVICES as MOST_NAMED_DEVICES,
-)
-from mtfc.compiler.cost.hardware import (
-    KERNELS,
-    KINDS,
     NEIGHBOURING,
     PASSES,
     Device,
+    DeviceGraph,
+    DeviceKind,
     DotShares,
+    GraphKind,
+    GraphLink,
     Hardware,
     Kind,
     Link,
+    Machine,
     Rate,
     Scratchpad,
+)
+from mtfc.compiler.cost.hardware import (
+    MOST_DEVICES as MOST_NAMED_DEVICES,
 )
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.ops import OPS

@@ -16,17 +16,20 @@ import attrs
 from mtfc.compiler.diagnostics import CompileError, Span, failure
 from mtfc.compiler.ir.core import Stage
 from mtfc.compiler.ir.types import ARRAY_DTYPES, CARRIED_BYTES, FLOATS
-from mtfc.frontend.jaxpr.equations import (
+from mtfc.frontend.jaxpr.expansions import (
     INLINED,
     bound,
+    expansion,
     has_elements,
     kept_apart,
     makes_step,
+    moves_keys,
+    runs_never,
     scan_counts,
     stage_of,
     takes_long,
+    updates_whole,
 )
-from mtfc.frontend.jaxpr.expansions import expansion, moves_keys, runs_never, updates_whole
 from mtfc.frontend.jaxpr.factors import Axis
 from mtfc.frontend.jaxpr.user_lines import line_of
 from mtfc.frontend.jaxpr.while_loops import WhileLoop

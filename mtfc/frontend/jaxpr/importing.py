@@ -34,7 +34,7 @@ from mtfc.compiler.ir.ops.calls import FUNCTION
 from mtfc.compiler.ir.types import ITEM_BYTES, Dim, TensorType
 from mtfc.compiler.ir.verifier import verify
 from mtfc.compiler.search.repeated_layers import RepeatedLayers
-from mtfc.frontend.jaxpr.counted_indices import batch_counted_rows
+from mtfc.frontend.jaxpr.counted_indices import batch_counted_rows, find_shifts
 from mtfc.frontend.jaxpr.dimension_names import (
     GivenNames,
     ascii_name,
@@ -46,7 +46,6 @@ from mtfc.frontend.jaxpr.primitive_rules import Dims, JaxprEmitter, Linker, Rena
 from mtfc.frontend.jaxpr.renames import place_renames
 from mtfc.frontend.jaxpr.rules import RULES
 from mtfc.frontend.jaxpr.rules.calls import OTHER
-from mtfc.frontend.jaxpr.shifts import find_shifts
 from mtfc.frontend.jaxpr.tracing import traced
 from mtfc.frontend.jaxpr.user_lines import definition
 

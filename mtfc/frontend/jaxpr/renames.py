@@ -19,7 +19,7 @@ import attrs
 
 from mtfc.compiler.analysis.mincut import SINK, SOURCE, FlowNetwork, Node
 from mtfc.compiler.ir.types import ITEM_BYTES
-from mtfc.frontend.jaxpr.equations import LONG, scan_counts
+from mtfc.frontend.jaxpr.expansions import LONG, scan_counts
 from mtfc.frontend.jaxpr.factors import Axis, Factor, leaves, register
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Body, Flat, Operand, Var, data_of
 from mtfc.frontend.jaxpr.primitive_rules import Axes, Linker

@@ -16,7 +16,7 @@ from typing import Any
 import attrs
 
 from mtfc.compiler.diagnostics import CompileError, Span, failure
-from mtfc.frontend.jaxpr.equations import all_equations, bound, evaluated
+from mtfc.frontend.jaxpr.expansions import all_equations, bound, evaluated
 from mtfc.frontend.jaxpr.flat import Flat, Flattener, Operand
 from mtfc.frontend.jaxpr.user_lines import definition, line_of, line_of_error
 

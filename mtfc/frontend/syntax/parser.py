@@ -19,7 +19,7 @@ from mtfc.compiler.diagnostics import CompileError, Diagnostic, Diagnostics, Spa
 from mtfc.frontend.syntax import ast, syntax_errors, tables
 from mtfc.frontend.syntax.brackets import NESTING_LIMIT, TOO_DEEP, TokenStream, arrange
 from mtfc.frontend.syntax.lexer import END, SEPARATOR, WORD, Token, lex
-from mtfc.frontend.syntax.python_syntax import FARTHEST, python_error
+from mtfc.frontend.syntax.syntax_errors import FARTHEST, python_error
 from mtfc.frontend.syntax.tables import GrammarRule
 from mtfc.frontend.syntax.tree_builder import TUPLES, TreeBuilder
 

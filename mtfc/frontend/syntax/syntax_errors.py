@@ -1,16 +1,24 @@
 """The messages of syntax errors.
 
 A message says what was expected and what was found, in the words of the language and not of its grammar.
+
+Recognize Python syntax in a statement with a syntax error, and say how to write it here.
+
+The statement is read again from its beginning: `for`, `+=` and `h[0]` show the intention better than the token at which the
+parser stopped.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from mtfc.compiler.diagnostics import Diagnostic, Label, Span, nearest
-from mtfc.frontend.syntax import tables
+from mtfc.compiler.ir.initializers import DISTRIBUTIONS
+from mtfc.compiler.ir.types import WRITTEN_BYTES
+from mtfc.frontend.syntax import other_libraries, tables
 from mtfc.frontend.syntax.lexer import END, RESERVED, SEPARATOR, STATEMENTS, WORD, Token
+from mtfc.frontend.syntax.other_libraries import FUNCTIONS
 
 A_PART = "a part is `part embed on front: { batch: all }`, and of several names `part (embed, head) on front: { ... }`"
 
@@ -201,3 +209,390 @@ def bad_character(token: Token, file: str) -> Diagnostic:
 def too_deep(span: Span, limit: int) -> Diagnostic:
     help = "give a part of the expression a name of its own"
     return Diagnostic("E007", f"this is nested more than {limit} levels deep", span, help=help)
+
+
+WHERE = "both sides are computed, and `where(condition, x, y)` chooses element by element"
+FUNCTION = "declare it beside the models: `fn f(x: [...]) -> [...] { ... }`"
+
+WORDS: Mapping[str, str] = {
+    **dict.fromkeys(("if", "elif", "else"), WHERE),
+    "while": "declare it, `dim steps = 10`, and write `repeat steps while x > 0 { ... }`",
+    **dict.fromkeys(("def", "lambda"), FUNCTION),
+    "class": "a model is `model m(x: [batch, io]) { ... }`, a part of one a `fn`",
+    **dict.fromkeys(("let", "var"), "write the name alone: `h = ...`"),
+    "const": "a size is `dim batch = 4`, and a value in a model is its name alone: `h = ...`",
+    **dict.fromkeys(("use", "using", "include", "require"), "write `import nn`, and call `nn.dense(x)`"),
+    "from": "write `import nn`, and call `nn.dense(x)`",
+    "with": "it belongs to `repeat layers with k = keys { ... }`",
+    "assert": "types are checked when the file is compiled",
+    "pass": "braces may be empty",
+    "raise": "a model only computes values: return one that shows the problem",
+    **dict.fromkeys(("try", "except"), "a model only computes values, and cannot fail"),
+    "global": "dimensions and functions of the file are known everywhere",
+    "del": "memory is freed after the last use of a value",
+}
+"""Words that begin a statement in Python or another language, with the help."""
+
+MESSAGES: Mapping[str, str] = {
+    "while": "`while` belongs to a loop with a dimension, which is the most iterations",
+    "with": "there is no `with` here",
+}
+"""Messages for words that the language has in other places."""
+
+CALLS: Mapping[str, str] = {
+    "backward": other_libraries.GRADIENT,
+    "step": "a `train` block updates the parameters: `mtfc run FILE --train --steps 10`",
+    "zero_grad": "each step has new gradients",
+    "manual_seed": "the command has the seed: `mtfc run FILE --seed 1`",
+}
+"""Calls that return nothing in Python, with the help."""
+
+NO_INDEX = "a tensor has no `[...]`"
+
+
+# Syntax
+
+
+def python_error(
+    statement: Sequence[Token], at: int, file: str, before: Sequence[Token] = ()
+) -> Diagnostic | None:
+    """Return the error of a statement that does not parse at token `at`, if the statement looks like Python.
+
+    `before` are the tokens before the statement.
+    """
+    for habit in HABITS:
+        found = habit(statement, at)
+        if found:
+            token, message, help = found
+            if message == NO_INDEX:
+                help = _of_index(statement, token, before)
+            return Diagnostic("E001", message, token.span(file), help=help)
+    return None
+
+
+Found = tuple["Token", str, str] | None
+"""The token to point at, the message, and the help."""
+
+
+def _word(statement: Sequence[Token], at: int) -> Found:
+    """Recognize `if x > 0`, `while`, `def`, and `if` within an expression."""
+    first = statement[0]
+    if first.text in WORDS and [token.text for token in statement[1:2]] != ["="]:
+        return _other_word(first)
+    stuck = statement[min(at, len(statement) - 1)]
+    before = statement[at - 1] if 0 < at <= len(statement) else stuck
+    for token in (stuck, before):
+        if token is not first and token.text in ("if", "lambda"):
+            return _other_word(token)
+    return None
+
+
+def _other_word(token: Token) -> Found:
+    message = MESSAGES.get(token.text, f"there is no `{token.text}`")
+    return token, message, WORDS[token.text]
+
+
+def _for(statement: Sequence[Token], at: int) -> Found:
+    """Recognize `for i in 3` and `for i in range(layers)`."""
+    words = [token.text for token in statement]
+    if len(words) < 3 or words[0] != "for" or at < 1 or words[1] == "=":
+        return None
+    size = next((token.text for token in statement[2:] if token.kind == "NUMBER"), None)
+    if size is not None:
+        return statement[0], "there is no `for`", _repeated(size)
+    name = statement[-2].text if words[-1] == ")" else words[-1]
+    help = f"write `repeat {name if name.isidentifier() else 'layers'} {{ ... }}`, where a dimension says how often"
+    return (
+        statement[0],
+        "there is no `for`",
+        f"{help}, or `scan x_t = x along time {{ ... }}` for slices of `x`",
+    )
+
+
+def _repeat(statement: Sequence[Token], at: int) -> Found:
+    """Recognize `repeat 4 {`, `repeat(4) {` and `repeat i in 4 {`."""
+    texts = [token.text for token in statement]
+    if len(statement) < 2 or texts[0] != "repeat":
+        return None
+    if texts[2:3] == ["in"] and len(texts) > 3:
+        help = (
+            _repeated(texts[3]) if statement[3].kind == "NUMBER" else f"write `repeat {texts[-1]} {{ ... }}`"
+        )
+        return statement[2], "a `repeat` has no variable", help
+    if texts[1] == "(" and len(statement) > 2 and statement[2].kind == "NUMBER":
+        return statement[1], "expected a dimension, found `(`", _repeated(texts[2])
+    if statement[1].kind != "NUMBER":
+        return None
+    return statement[1], f"expected a dimension, found `{statement[1].text}`", _repeated(statement[1].text)
+
+
+def _repeated(size: str) -> str:
+    return f"declare a dimension, `dim layers = {size}`, and write `repeat layers {{ ... }}`"
+
+
+def _compound(statement: Sequence[Token], at: int) -> Found:
+    """Recognize `h += 1` and `h := 1`."""
+    if len(statement) < 3 or statement[0].kind != "NAME" or statement[2].text != "=" or at != 1:
+        return None
+    name, operator = statement[0].text, statement[1].text
+    if operator not in ("+", "-", "*", "/", "//", "**", "@", ":"):
+        return None
+    rest = _text(statement[3:])
+    plain = len([token for token in statement[3:] if token.kind != "COMMENT"]) == 1 or operator in ("+", ":")
+    value = rest if plain else f"({rest})"
+    value = value if operator == ":" else f"{name} {operator} {value}"
+    return statement[1], f"there is no `{operator}=`", f"write `{name} = {value}`"
+
+
+def _text(tokens: Sequence[Token]) -> str:
+    """Return the text of tokens of one line, with the spaces between them."""
+    text = ""
+    for index, token in enumerate(tokens):
+        gap = index and token.column - tokens[index - 1].end_column
+        text += " " * (1 if gap else 0) + token.text
+    return text
+
+
+def _applied(statement: Sequence[Token], at: int) -> Found:
+    """Recognize `nn.Linear(64, 10)(h)`: a call of the result of a call."""
+    texts = [token.text for token in statement]
+    if not 1 < at < len(texts) or texts[at - 1 : at + 1] != [")", "("]:
+        return None
+    opener = _openers(texts)[at - 1]
+    callee = statement[opener - 1] if opener > 0 else statement[at]
+    name = callee.text.rpartition(".")[2]
+    help = other_libraries.LAYERS.get(
+        name, "give the result a name, and call a function with it: `h = f(x)`, `y = g(h)`"
+    )
+    return statement[at], "the result of a call is a value, and cannot be called", help
+
+
+def _openers(texts: Sequence[str]) -> list[int]:
+    """Return the innermost bracket around each token and around the end, or -1; a closing bracket is inside of its own."""
+    found, waiting = [], [-1]
+    for index, text in enumerate(texts):
+        found.append(waiting[-1])
+        if text in ("(", "["):
+            waiting.append(index)
+        elif text in (")", "]") and len(waiting) > 1:
+            waiting.pop()
+    return [*found, waiting[-1]]
+
+
+def _statement_call(statement: Sequence[Token], at: int) -> Found:
+    """Recognize `print(h)`: a call whose result has no name."""
+    if len(statement) < 2 or at > 1 or statement[1].text != "(":
+        return None
+    name = statement[0].text.rpartition(".")[2]
+    help = CALLS.get(name) or FUNCTIONS.get(name)
+    return (statement[0], f"there is no `{name}`", help) if help else None
+
+
+def _call_without_parentheses(statement: Sequence[Token], at: int) -> Found:
+    """Recognize `y = relu x`."""
+    if not 2 < at < len(statement) or statement[1].text != "=":
+        return None
+    before, stuck = statement[at - 1], statement[at]
+    if (
+        before.kind not in ("NAME", "PATH")
+        or stuck.kind not in ("NAME", "PATH", "NUMBER")
+        or stuck.text in WORDS
+    ):
+        return None
+    if stuck.text == "is":
+        return stuck, "there is no `is`", "compare values with `x == y`; there is no `None`"
+    if stuck.text == "in":
+        return stuck, "there is no `in`", "compare values with `x == y`"
+    if at + 1 != len(statement):
+        return None
+    return (
+        stuck,
+        f"expected the end of the line, found `{stuck.text}`",
+        (f"arguments stand in parentheses: `{before.text}({stuck.text})`"),
+    )
+
+
+def _sizes(statement: Sequence[Token], at: int) -> Found:
+    """Recognize sizes in place of dimensions: `f32[8, 4]`, `nn.dense[d_out = 10](h)`, `nn.dense[10](h)`."""
+    texts = [token.text for token in statement]
+    opener = _opener(texts, at)
+    if opener < 1 or not 0 < at < len(texts) or statement[at].kind != "NUMBER":
+        return None
+    size, function = texts[at], texts[opener - 1]
+    message = f"expected a dimension, found `{size}`"
+    if texts[0] == "mesh":
+        return (
+            statement[at],
+            f"expected a mesh axis, found `{size}`",
+            "an axis has a name: `[rows: 2, cols: 4]`",
+        )
+    if texts[at - 1] == "=":
+        name = "classes" if texts[at - 2].startswith("d_") else texts[at - 2]
+        return (
+            statement[at],
+            message,
+            f"write `{texts[at - 2]} = {name}`, with `dim {name} = {size}` in the file",
+        )
+    if _is_called(texts, opener) and statement[opener - 1].kind in ("NAME", "PATH"):
+        help = f"write `{function}[d_out = classes](...)`, with `dim classes = {size}` in the file"
+        return statement[at], message, help
+    if function in WRITTEN_BYTES or function in (":", "->", "=", ",", "("):
+        return statement[at], message, f"dimensions have names: declare `dim d = {size}`, and write `d`"
+    return None
+
+
+def _scan(statement: Sequence[Token], at: int) -> Found:
+    """Recognize `scan t in x`."""
+    texts = [token.text for token in statement]
+    if texts[0] != "scan" or texts[2:3] != ["in"]:
+        return None
+    name = texts[3] if len(texts) > 3 else "x"
+    help = f"write `scan {name}_t = {name} along d {{ ... }}`, with the dimension `d` of `{name}`"
+    return statement[2], "expected `=`, found `in`", help
+
+
+def _frozen(statement: Sequence[Token], at: int) -> Found:
+    """Recognize `frozen head` without quotes."""
+    if (
+        len(statement) < 2
+        or at != 1
+        or statement[0].text != "frozen"
+        or statement[1].kind not in ("NAME", "PATH")
+    ):
+        return None
+    name = statement[1].text
+    help = f'write `frozen "{name}"`, or `frozen "{name}.*"` for the parameters of a call'
+    return statement[1], f'expected a pattern such as `"*.bias"`, found `{name}`', help
+
+
+def _param(statement: Sequence[Token], at: int) -> Found:
+    """Recognize `param w: [io]` and `param w = normal()`, which lack the initial value or the type."""
+    if len(statement) < 2 or statement[0].text != "param":
+        return None
+    name = statement[1]
+    after = statement[2].text if len(statement) > 2 else ""
+    if after == "=":
+        called = statement[3].text if len(statement) > 3 else ""
+        initial = _text(statement[3:]) if called in DISTRIBUTIONS else "normal(stddev = 0.02)"
+        return name, f"parameter `{name.text}` has no type", f"write `param {name.text}: [dims] = {initial}`"
+    if not after and name.kind == "NAME":
+        help = f"write `param {name.text}: [dims] = normal(stddev = 0.02)`"
+        return name, f"parameter `{name.text}` has no type", help
+    whole = _text(statement)
+    if after == ":" and at >= len(statement) and "=" not in [token.text for token in statement]:
+        help = f"write `{whole} = normal(stddev = 0.02)`, or `zeros()`, `ones()`, `uniform(low = -0.1, high = 0.1)`"
+        return name, f"parameter `{name.text}` has no initial value", help
+    return None
+
+
+def _index(statement: Sequence[Token], at: int) -> Found:
+    """Recognize `h[0]`, `h[:, 0]` and `x.shape[0]`."""
+    texts = [token.text for token in statement]
+    if "=" not in texts[:at] and texts[0] not in ("return", "yield"):
+        return None
+    opener = _opener(texts, at)
+    if opener < 1 or not re.fullmatch(r"[\w.]+|[\])]", texts[opener - 1]) or texts[opener - 1][0].isdigit():
+        return None
+    if _is_called(texts, opener):
+        return None
+    if texts[opener - 1].endswith(".shape"):
+        return statement[opener - 1], "there is no `shape`", FUNCTIONS["shape"]
+    return statement[opener], NO_INDEX, ""
+
+
+def _of_index(statement: Sequence[Token], opener: Token, before: Sequence[Token]) -> str:
+    """Return the help for an index that begins at a token."""
+    texts = [token.text for token in statement]
+    at = statement.index(opener)
+    end = texts.index("]", at) if "]" in texts[at:] else len(texts)
+    name = texts[at - 1] if texts[at - 1] not in ("]", ")") else "x"
+    return index_help(name, texts[at + 1 : end], before)
+
+
+def _opener(texts: Sequence[str], at: int) -> int:
+    """Return the bracket around token `at` if it is a `[`, else -1."""
+    opener = _openers(texts[:at])[-1]
+    return opener if opener >= 0 and texts[opener] == "[" else -1
+
+
+def _is_called(texts: Sequence[str], opener: int) -> bool:
+    """True if arguments follow a bracket, so that the bracket binds dimensions of a function."""
+    openers = _openers(texts)
+    inside = [index for index in range(opener + 1, len(texts)) if openers[index] == opener]
+    return bool(inside) and texts[inside[-1] : inside[-1] + 2] == ["]", "("]
+
+
+def _import(statement: Sequence[Token], at: int) -> Found:
+    """Recognize `import numpy as np`."""
+    if len(statement) < 2 or statement[0].text != "import" or at < 1 or statement[1].text == "=":
+        return None
+    return (
+        statement[0],
+        "`import` takes the name of one module",
+        "write `import nn`; there are no packages, and no `as`",
+    )
+
+
+HABITS: tuple[Callable[[Sequence[Token], int], Found], ...] = (
+    _for, _repeat, _scan, _frozen, _compound, _param, _word, _import, _applied, _sizes, _index, _statement_call,
+    _call_without_parentheses,
+)  # fmt: skip
+
+
+FARTHEST = 1000
+"""Most tokens before a statement that are searched for a declaration, so that many errors take linear time."""
+
+
+def index_help(name: str, index: Sequence[str], before: Sequence[Token]) -> str:
+    """Return help for a tensor with an index: `index` is the text in the brackets, `before` the tokens before the statement."""
+    dim = _meant(index, _dims(name, before))
+    where = "" if dim else f"; `d` is a dimension of `{name}`"
+    dim = dim or "d"
+    return (
+        f"dimensions have names: `slice({name}, {dim} -> short, start = 0)` takes a part of one, "
+        f"and `gather({name}, ids, {dim})` the elements at positions{where}"
+    )
+
+
+def _meant(index: Sequence[str], dims: Sequence[str]) -> str | None:
+    """Return the first dimension of which the index takes a part; `[..., 0]` counts from the end."""
+    items: list[list[str]] = [[]]
+    for text in index:
+        if text == ",":
+            items.append([])
+        else:
+            items[-1].append(text)
+    places = [place for place, item in enumerate(items) if item not in ([":"], ["..."])]
+    if not dims or not places:
+        return None
+    place = places[0] - len(items) if ["..."] in items else places[0]
+    return dims[place] if -len(dims) <= place < len(dims) else None
+
+
+def _dims(name: str, before: Sequence[Token]) -> list[str]:
+    """Return the dimensions in the last declaration of a name: `x: [batch, io]`, or `h = einsum(x, w -> [batch, hidden])`."""
+    for at in range(len(before) - 2, -1, -1):
+        if before[at].text != name or before[at + 1].text not in (":", "="):
+            continue
+        texts = [token.text for token in before[at + 2 :]]
+        if before[at + 1].text == ":":
+            return _listed(texts)
+        if at == 0 or before[at - 1].text in ("\n", ";", "{"):
+            return _of_value(texts)
+    return []
+
+
+def _of_value(texts: Sequence[str]) -> list[str]:
+    """Return the dimensions that an expression states at its end."""
+    end = next((at for at, text in enumerate(texts) if text in ("\n", ";")), len(texts))
+    arrow = next((at for at in reversed(range(end)) if texts[at] == "->"), None)
+    return [] if arrow is None else _listed(texts[arrow + 1 :])
+
+
+def _listed(texts: Sequence[str]) -> list[str]:
+    """Return the names in the brackets at the start, which may follow a dtype."""
+    begin = 0 if texts[:1] == ["["] else 1
+    if texts[begin : begin + 1] != ["["] or "]" not in texts:
+        return []
+    inside = texts[begin + 1 : texts.index("]")]
+    return [text for text in inside if text != ","] if "..." not in inside else []

@@ -20,7 +20,7 @@ from functools import cached_property
 
 import attrs
 
-from mtfc.compiler.analysis.buffer_kinds import readers_of, storage
+from mtfc.compiler.analysis.liveness import readers_of, storage
 from mtfc.compiler.ir.core import Equation, Function, Output, Program, Value
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.structure import renaming

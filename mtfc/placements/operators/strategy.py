@@ -21,7 +21,7 @@ from random import Random
 import attrs
 import numpy as np
 
-from mtfc.compiler.cost.device_graph import DeviceGraph, Machine
+from mtfc.compiler.cost.hardware import DeviceGraph, Machine
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.types import Dim, Mesh, Rules
 from mtfc.placements.operators.cotangent_flow import CotangentFlow

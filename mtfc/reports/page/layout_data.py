@@ -27,9 +27,8 @@ from mtfc.compiler.analysis.provenance import SentArray
 from mtfc.compiler.cost.effects.memory import ARGUMENTS, memory_moments
 from mtfc.compiler.cost.effects.roofline import work
 from mtfc.compiler.cost.hardware import Hardware
-from mtfc.compiler.cost.sizes import FormulaSizes, Numbers, bytes_of, whole
+from mtfc.compiler.cost.sizes import Formula, FormulaSizes, Monomial, Numbers, bytes_of, formula, whole
 from mtfc.compiler.cost.step_time import Event, lanes_of
-from mtfc.compiler.cost.symbolic import Formula, Monomial, formula
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.cost.volumes import PlacedCost, grouped, layout_cost, total
 from mtfc.compiler.diagnostics import Span
@@ -41,8 +40,7 @@ from mtfc.compiler.ir.printer import layout_summary
 from mtfc.compiler.ir.types import Axes, Dim, Mesh, TensorType
 from mtfc.compiler.passes.fuse_attention import Reason
 from mtfc.reports.array_summary import finite
-from mtfc.reports.cost_report import layout_json, line_costs, sent_by_kind
-from mtfc.reports.provenance_report import provenance_json, separate_json
+from mtfc.reports.cost_report import layout_json, line_costs, provenance_json, sent_by_kind, separate_json
 from mtfc.reports.source_lines import Line, chain_of, line_of
 from mtfc.reports.step_report import SimulatedLayout
 

@@ -26,7 +26,6 @@ from itertools import chain
 
 import attrs
 
-from mtfc.compiler.analysis.buffer_kinds import folded, is_elementwise, is_view, readers_of, storage
 from mtfc.compiler.analysis.dimension_names import SINGLE, DimensionNames, Dims, bridge_of, rule_of
 from mtfc.compiler.analysis.dot_operand_layout import copied_operands
 from mtfc.compiler.analysis.liveness import (
@@ -35,17 +34,22 @@ from mtfc.compiler.analysis.liveness import (
     Inside,
     KernelArrays,
     buffers,
+    folded,
+    is_elementwise,
+    is_view,
     iteration_buffers,
     no_copies,
     nothing_inside,
     peak,
+    readers_of,
+    storage,
     takes_over,
     unstored,
 )
 from mtfc.compiler.cost.hardware import Device
 from mtfc.compiler.cost.lower_bounds import CommonProgram
 from mtfc.compiler.cost.sizes import Amount, Scale, bytes_of
-from mtfc.compiler.cost.tpu.tpu_fusion import Tiles, pixels_of
+from mtfc.compiler.cost.tpu_kernels import Tiles, pixels_of
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.builder import fresh_copy
 from mtfc.compiler.ir.core import Equation, Function, Role, Value, walk
@@ -399,7 +403,7 @@ def _are_alike(one: Value, other: Value) -> bool:
 
 
 def may_stay_inside(function: Function, replaced: Mapping[Equation, Dims | None]) -> Iterator[Value]:
-    """Yield the values, also those in loops, that some layout keeps inside a kernel of a TPU (`tpu/tpu_fusion.py`).
+    """Yield the values, also those in loops, that some layout keeps inside a kernel of a TPU (`tpu_kernels.py`).
 
     An elementwise value is surely stored if a dot of two arrays or a loop reads it, or if the function returns it, and the result
     of a dot if it is added to nothing.

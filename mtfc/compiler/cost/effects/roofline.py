@@ -21,7 +21,6 @@ from math import inf, prod
 import attrs
 
 from mtfc.compiler.analysis.attention_forms import is_attention, least_share, shared_dots
-from mtfc.compiler.analysis.buffer_kinds import storage
 from mtfc.compiler.analysis.dimension_names import (
     PARAMS,
     SINGLE,
@@ -41,6 +40,7 @@ from mtfc.compiler.analysis.dot_operand_layout import (
     role_sizes,
     transposed_elements,
 )
+from mtfc.compiler.analysis.liveness import storage
 from mtfc.compiler.cost.device_models import fusion_of, fusion_of_program
 from mtfc.compiler.cost.fusion import FusionModel
 from mtfc.compiler.cost.hardware import PASSES, Device, Rate
@@ -55,7 +55,7 @@ from mtfc.compiler.cost.lower_bounds import (
     Unmoved,
 )
 from mtfc.compiler.cost.sizes import Numbers
-from mtfc.compiler.cost.tpu.tpu_fusion import REGISTERS, stacks
+from mtfc.compiler.cost.tpu_kernels import REGISTERS, stacks
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import dim_of, pairs, region_of
 from mtfc.compiler.ir.opdef import BY_NAME, no_flops

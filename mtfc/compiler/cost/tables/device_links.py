@@ -19,8 +19,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from mtfc.compiler.cost.device_graph import TYPICAL, DeviceGraph, Edge, GraphPort, Machine
-from mtfc.compiler.cost.hardware import Hardware, Link, Rate
+from mtfc.compiler.cost.hardware import TYPICAL, DeviceGraph, Edge, GraphPort, Hardware, Link, Machine, Rate
 
 Table = Any
 """A NumPy array indexed by the sending and the receiving device."""

@@ -31,7 +31,7 @@ from functools import partial
 
 import attrs
 
-from mtfc.compiler.analysis.buffer_kinds import enlarged, readers_and_outputs, readers_of
+from mtfc.compiler.analysis.liveness import enlarged, readers_and_outputs, readers_of
 from mtfc.compiler.ir.builder import Builder, Names, Substitution, VerifyError, names_of, needed_for
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value, walk
 from mtfc.compiler.ir.loops import (

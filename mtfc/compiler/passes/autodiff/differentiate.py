@@ -12,7 +12,7 @@ Input:   function forward(x, w) -> (y, loss) { ... }        with updates of its 
 Output:  the same, and function step(x, w, w.velocity) -> (loss, w updates w, w.velocity updates w.velocity) { ... }
          or, with of=gradients, function gradients(x, w) -> (y, loss, d_x, d_w) { ... }
          or, with of=module, besides `step` functions of loss and gradients alone (see `gradient_functions`)
-In the added functions `training` is true (see `ir/training_flag.py`).
+In the added functions `training` is true (see `ir/training.py`).
 After this pass no gradient and no update is implicit; nothing is split yet.
 """
 
@@ -40,11 +40,11 @@ from mtfc.compiler.ir.training import (
     GRAD_NORM,
     LEARNING_RATE,
     LOSS_SCALE,
+    bound,
     returned_outputs,
     update_of,
     updated,
 )
-from mtfc.compiler.ir.training_flag import bound
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType, scalar
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.autodiff.backward import backward, with_constant_unbounded_loops

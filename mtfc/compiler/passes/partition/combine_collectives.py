@@ -34,7 +34,7 @@ from typing import ClassVar, get_args
 
 import attrs
 
-from mtfc.compiler.analysis.buffer_kinds import storage
+from mtfc.compiler.analysis.liveness import storage
 from mtfc.compiler.ir.core import Equation, Function, Program, Stage, Value, walk
 from mtfc.compiler.ir.loops import is_loop_body, map_regions, pairs
 from mtfc.compiler.ir.opdef import Trait

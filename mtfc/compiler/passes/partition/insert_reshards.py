@@ -16,7 +16,7 @@ from typing import ClassVar
 
 import attrs
 
-from mtfc.compiler.analysis.buffer_kinds import storage
+from mtfc.compiler.analysis.liveness import storage
 from mtfc.compiler.analysis.reshard_plans import needed_type, plan
 from mtfc.compiler.ir.builder import names_of
 from mtfc.compiler.ir.core import Equation, Function, Output, Program, Value

@@ -36,9 +36,13 @@ from mtfc.compiler.search.found import (
     room_on,
     value_of,
 )
-from mtfc.compiler.search.global_layouts.column_elimination import ColumnElimination, ColumnEliminations
 from mtfc.compiler.search.global_layouts.effect_bounds import Booleans, MaskRange
-from mtfc.compiler.search.global_layouts.layout_bound import BLOCK, LayoutBound
+from mtfc.compiler.search.global_layouts.layout_bound import (
+    BLOCK,
+    ColumnElimination,
+    ColumnEliminations,
+    LayoutBound,
+)
 from mtfc.compiler.search.global_layouts.layout_space import Columns, Integers, Rows, layout_of, space_of
 from mtfc.compiler.search.global_layouts.repeated_facts import RepeatedFacts
 from mtfc.compiler.search.global_layouts.step_facts import StepFacts

@@ -19,8 +19,7 @@ from typing import Any, TypeVar
 import attrs
 
 from mtfc.compiler.analysis.dimension_names import OPTIMIZER, PARAMS, Dims
-from mtfc.compiler.cost.effects.halo_exchange import Halo
-from mtfc.compiler.cost.effects.moved_data import MovedData
+from mtfc.compiler.cost.effects.moved_data import Halo, MovedData
 from mtfc.compiler.cost.effects.pending_sums import SumRoute
 from mtfc.compiler.cost.hardware import Device
 from mtfc.compiler.cost.lower_bounds import Term, Total

@@ -17,7 +17,6 @@ from typing import Any
 import attrs
 import numpy as np
 
-from mtfc.compiler.analysis.buffer_kinds import readers_of, storage
 from mtfc.compiler.analysis.dimension_names import (
     DimensionNames,
     Dims,
@@ -27,10 +26,17 @@ from mtfc.compiler.analysis.dimension_names import (
     computed,
     rule_of,
 )
+from mtfc.compiler.analysis.liveness import readers_of, storage
 from mtfc.compiler.cost.device_models import regimes
-from mtfc.compiler.cost.effects.halo_exchange import Halo, halos_of
 from mtfc.compiler.cost.effects.memory import MemoryBound, Splitting, equal_in, memory_bound, merging_in
-from mtfc.compiler.cost.effects.moved_data import MovedData, StoredParameter, moved_data, stored_parameters
+from mtfc.compiler.cost.effects.moved_data import (
+    Halo,
+    MovedData,
+    StoredParameter,
+    halos_of,
+    moved_data,
+    stored_parameters,
+)
 from mtfc.compiler.cost.effects.pending_sums import SumRoute, preceding, sum_routes, without_useless_stops
 from mtfc.compiler.cost.effects.roofline import KernelBound, is_binary, kernel_bounds, largest_share
 from mtfc.compiler.cost.fusion import users as users_of

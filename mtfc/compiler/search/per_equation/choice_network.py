@@ -15,7 +15,7 @@ import attrs
 import numpy as np
 
 from mtfc.compiler.analysis.equation_names import LayoutTarget, layout_target_names
-from mtfc.compiler.cost.tables.reshard_costs import Numbers
+from mtfc.compiler.cost.tables.collective_tables import Numbers
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value
 from mtfc.compiler.ir.printer import shown_layout
 from mtfc.compiler.ir.types import Axes, Layout, Mesh, Rules, TensorType

@@ -13,7 +13,7 @@ from math import inf
 
 import attrs
 
-from mtfc.compiler.cost.tables.reshard_costs import in_time, orders
+from mtfc.compiler.cost.tables.collective_tables import in_time, orders
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.opdef import LayoutRule
 from mtfc.compiler.ir.ops import OPS

@@ -14,7 +14,13 @@ import numpy as np
 
 from mtfc.compiler.analysis.liveness import Inside, nothing_inside, takes_over, unstored
 from mtfc.compiler.analysis.pending_values import may_be_pending
-from mtfc.compiler.cost.tables.reshard_costs import Conversions, Indices, Numbers, TensorPlacements, in_time
+from mtfc.compiler.cost.tables.collective_tables import (
+    Conversions,
+    Indices,
+    Numbers,
+    TensorPlacements,
+    in_time,
+)
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value
 from mtfc.compiler.ir.loops import dim_of, pairs, region_of, stacked_type
 from mtfc.compiler.ir.opdef import no_flops

@@ -21,7 +21,7 @@ from mtfc.compiler.cost.effects.memory import memory_of
 from mtfc.compiler.cost.effects.roofline import EquationTimes
 from mtfc.compiler.cost.hardware import Device, Hardware, Rate
 from mtfc.compiler.cost.sizes import Numbers, whole
-from mtfc.compiler.cost.tables.reshard_costs import Conversions, seconds_on
+from mtfc.compiler.cost.tables.collective_tables import Conversions, seconds_on
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.core import Function, Value
 from mtfc.compiler.ir.types import Layout, Mesh, Rules

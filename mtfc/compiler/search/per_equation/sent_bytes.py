@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from itertools import chain, product
 from math import inf
 
-from mtfc.compiler.cost.tables.reshard_costs import Conversions
+from mtfc.compiler.cost.tables.collective_tables import Conversions
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.opdef import ReshardStep
 from mtfc.compiler.ir.ops import OPS

@@ -19,7 +19,7 @@ import attrs
 from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.ops.calls import FUNCTIONS, OnShards
 from mtfc.compiler.ir.types import ARRAY_DTYPES, Dim
-from mtfc.frontend.jaxpr.equations import bound
+from mtfc.frontend.jaxpr.expansions import bound
 from mtfc.frontend.jaxpr.factors import axis
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Operand, Var
 from mtfc.frontend.jaxpr.primitive_rules import JaxprEmitter, Linker, PrimitiveRule

@@ -12,7 +12,7 @@ import attrs
 from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.ops.elementwise import BOOL, INTEGERS, NUMBERS
 from mtfc.compiler.ir.types import FLOATS, Dim
-from mtfc.frontend.jaxpr.equations import bound
+from mtfc.frontend.jaxpr.expansions import bound
 from mtfc.frontend.jaxpr.factors import Axis, axis
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Number, Operand
 from mtfc.frontend.jaxpr.primitive_rules import Axes, JaxprEmitter, Linker, PrimitiveRule

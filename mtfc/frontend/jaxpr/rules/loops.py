@@ -8,7 +8,7 @@ from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Role, Value
 from mtfc.compiler.ir.loops import LOOP, UNBOUNDED, WHILE, make_loop
 from mtfc.compiler.ir.types import Dim, TensorType
-from mtfc.frontend.jaxpr.equations import scan_counts
+from mtfc.frontend.jaxpr.expansions import scan_counts
 from mtfc.frontend.jaxpr.factors import Axis, axis, leaves
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Body, Var
 from mtfc.frontend.jaxpr.primitive_rules import Axes, JaxprEmitter, Linker, PrimitiveRule

@@ -18,7 +18,7 @@ from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.core import Attr, Equation, Value
 from mtfc.compiler.ir.opdef import DimsError, DTypeError, OpError
 from mtfc.compiler.ir.ops import OPS
-from mtfc.compiler.ir.training_flag import TRAINING
+from mtfc.compiler.ir.training import TRAINING
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
 from mtfc.compiler.records import frozen
 from mtfc.frontend.semantics.bodies.function_builder import BlockBuilder, FunctionBuilder

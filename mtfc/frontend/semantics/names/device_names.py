@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from mtfc.compiler.cost.device_graph import MOST_DEVICES, DeviceGraph
+from mtfc.compiler.cost.hardware import MOST_DEVICES, DeviceGraph
 from mtfc.frontend.semantics.names.constants import integer
 from mtfc.frontend.semantics.names.scope import Scope, listing
 from mtfc.frontend.syntax import ast

@@ -18,7 +18,7 @@ from typing import Literal, TypeVar
 
 from mtfc.compiler.diagnostics import Diagnostics, Label, Span, nearest
 from mtfc.compiler.ir.core import Value
-from mtfc.compiler.ir.training_flag import TRAINING
+from mtfc.compiler.ir.training import TRAINING
 from mtfc.compiler.ir.types import WRITTEN_BYTES, Dim, TensorType
 from mtfc.compiler.records import define, frozen
 from mtfc.frontend.semantics.names import standard_library

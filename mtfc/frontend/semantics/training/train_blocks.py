@@ -12,8 +12,7 @@ from mtfc.compiler.ir.core import Equation, Function, LossScale, Training, Updat
 from mtfc.compiler.ir.loops import pairs, region_of
 from mtfc.compiler.ir.opdef import no_gradient
 from mtfc.compiler.ir.ops import OPS, has_trait
-from mtfc.compiler.ir.training import BUILT_IN, LEARNING_RATE, LOSS_SCALE, of_role
-from mtfc.compiler.ir.training_flag import bound
+from mtfc.compiler.ir.training import BUILT_IN, LEARNING_RATE, LOSS_SCALE, bound, of_role
 from mtfc.compiler.ir.types import FLOATS, WRITTEN_BYTES
 from mtfc.compiler.records import frozen
 from mtfc.frontend.semantics.models import Model

@@ -21,10 +21,10 @@ from mtfc.compiler.ir.types import ARRAY_DTYPES
 from mtfc.placements.operators.cotangent_flow import CotangentFlow
 from mtfc.placements.operators.operator_graph import OperatorStep
 from mtfc.placements.operators.operator_parts import OperatorParts
-from mtfc.placements.part_costs import middle
 from mtfc.placements.running.jax.module import whole_module
 from mtfc.placements.running.jax.parts import ModuleFunctions, WrittenFunction
 from mtfc.placements.running.jax.passes import written_part
+from mtfc.placements.strategy_tasks import middle
 
 RUNS = 3
 SECONDS = 0.02

@@ -18,7 +18,7 @@ from mtfc.backends.jax.backend import RESERVED, dialect
 from mtfc.backends.jax.convolution_fusion import fused
 from mtfc.backends.jax.equation_texts import guarded
 from mtfc.backends.numpy import backend as numpy
-from mtfc.compiler.analysis.buffer_kinds import storage
+from mtfc.compiler.analysis.liveness import storage
 from mtfc.compiler.ir.builder import Names
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value
 from mtfc.compiler.ir.opdef import Code

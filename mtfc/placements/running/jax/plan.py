@@ -11,8 +11,7 @@ from mtfc.backends.common.module import arguments
 from mtfc.compiler.analysis.output_weights import unit_of, weights_of, with_weights
 from mtfc.compiler.diagnostics import CompileError, Diagnostic
 from mtfc.compiler.ir.core import Program, Value, source_file
-from mtfc.compiler.ir.training import updated
-from mtfc.compiler.ir.training_flag import bound
+from mtfc.compiler.ir.training import bound, updated
 from mtfc.compiler.ir.types import ARRAY_DTYPES, TensorType
 from mtfc.compiler.passes.autodiff.differentiate import numbered
 from mtfc.compiler.passes.bind_training import BindTraining

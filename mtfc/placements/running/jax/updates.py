@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 
 import attrs
 
-from mtfc.compiler.analysis.buffer_kinds import storage
+from mtfc.compiler.analysis.liveness import storage
 from mtfc.compiler.analysis.output_weights import weights_of
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Function, Output, Program, Training, Value
