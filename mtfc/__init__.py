@@ -19,8 +19,6 @@ diagnostics of a file that has errors.
 Design after Mesh-TensorFlow (Shazeer et al., 2018).
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

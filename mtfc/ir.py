@@ -13,8 +13,6 @@
 This is what a front end stands on. `docs/ir.md` describes the functions, and `mtfc/compiler/ir/core.py` the classes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any

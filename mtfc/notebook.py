@@ -7,8 +7,6 @@
 compiles the cell, binds the result to `net`, and shows it. Errors are shown as `mtfc check` prints them.
 """
 
-from __future__ import annotations
-
 import shlex
 import sys
 from collections.abc import Iterator

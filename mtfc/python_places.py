@@ -1,7 +1,5 @@
 """The place in the user's Python code that calls mtfc: its text as a span, and the variables that a result is assigned to."""
 
-from __future__ import annotations
-
 import dis
 import linecache
 import os

@@ -6,8 +6,6 @@ call it, so one pass is enough. The pass ends with the entry: newer versions of 
 calls.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping

@@ -6,8 +6,6 @@ global tensor, evaluates the op on it, and distributes the result, so the meanin
 is not placed yet runs on one processor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import product

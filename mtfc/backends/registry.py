@@ -5,8 +5,6 @@ module, and the module is imported at the first call: a check imports neither Nu
 import JAX.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.util import find_spec

@@ -4,8 +4,6 @@
 are compiled. A definition that both sides share would hide its own mistakes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from math import pi
 from typing import Any

@@ -5,8 +5,6 @@ Results go to standard output, diagnostics and progress to standard error. A sub
 import almost nothing, so that an interrupt during all other imports is caught in `main`.
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections.abc import Iterator, Sequence

@@ -8,8 +8,6 @@ examples:
   mtfc calibrate --operators model.mtf --layout found   measure the operators of a placement, for simulate --measured
 """
 
-from __future__ import annotations
-
 from mtfc.backends.registry import BACKENDS
 from mtfc.cli.options import Options, selection
 from mtfc.driver.calibrate import check_devices, measure

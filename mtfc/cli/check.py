@@ -7,8 +7,6 @@ examples:
   mtfc check train:step --args train:example --mesh data:8 --layout batch:data     check a function of JAX
 """
 
-from __future__ import annotations
-
 from mtfc.cli.errors import show_diagnostics
 from mtfc.cli.options import FORMAT, Options, program, selection
 from mtfc.driver.errors import ERRORS, OK

@@ -1,7 +1,5 @@
 """The command line: the subcommands, the parser, and the frame around a subcommand."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys

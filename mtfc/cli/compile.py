@@ -13,8 +13,6 @@ examples:
 kinds:
 """
 
-from __future__ import annotations
-
 import sys
 from itertools import zip_longest
 

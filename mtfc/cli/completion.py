@@ -7,8 +7,6 @@ examples:
   eval "$(mtfc completion bash)"                     for the shell at hand
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator
 

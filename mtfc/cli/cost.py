@@ -7,8 +7,6 @@ examples:
   mtfc cost train:step --args train:example --mesh data:8 --layout batch:data      print the costs of a function of JAX
 """
 
-from __future__ import annotations
-
 from mtfc.cli.options import LOWERING, Options, program, selection
 
 OPTIONS = f"""{program()}

@@ -10,8 +10,6 @@ examples:
 All figures are of one device, or means of all devices if a layout has several meshes. The lines add up to the whole difference.
 """
 
-from __future__ import annotations
-
 from mtfc.cli.options import LOWERING, Options, program, selection
 
 OPTIONS = f"""{program()}

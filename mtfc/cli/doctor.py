@@ -7,8 +7,6 @@ examples:
 Status 3 if mtfc itself cannot work; a missing extra is no failure.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

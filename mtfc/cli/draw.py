@@ -7,8 +7,6 @@ examples:
   mtfc draw train:step --args train:example --layout plan.json -o plan.svg     draw a plan of a function of JAX
 """
 
-from __future__ import annotations
-
 from mtfc.cli.options import Options, program, selection
 from mtfc.driver.data.files import write_text
 

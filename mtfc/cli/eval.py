@@ -7,8 +7,6 @@ examples:
   mtfc eval model.mtf --params runs/first --averages --data test.npz --format json
 """
 
-from __future__ import annotations
-
 from mtfc.cli.errors import run_joined
 from mtfc.cli.options import FORMAT, HOSTS, OF_PARAMETERS, SOURCE, WHOLE_DOCUMENTS, Options, selection
 from mtfc.driver.errors import OK

@@ -8,8 +8,6 @@ examples:
   mtfc explain train:step --args train:example --layout plan.json       explain a plan of a function of JAX
 """
 
-from __future__ import annotations
-
 from mtfc.cli.options import LOWERING, Options, program, selection
 
 OPTIONS = program(", the code of a diagnostic") + LOWERING + selection("the first")

@@ -8,8 +8,6 @@ examples:
 A map of weights has the names and shapes of another library: see docs/weights.md.
 """
 
-from __future__ import annotations
-
 from mtfc.cli.import_ import EXCHANGE
 from mtfc.cli.options import SOURCE, Options
 from mtfc.driver.exchange.exchange import export_weights

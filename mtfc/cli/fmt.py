@@ -6,8 +6,6 @@ examples:
   mtfc fmt - < model.mtf             print the canonical form
 """
 
-from __future__ import annotations
-
 from mtfc.cli.options import Options
 from mtfc.driver.data.files import STANDARD, write_text
 from mtfc.driver.errors import ERRORS, OK, say

@@ -6,8 +6,6 @@ examples:
   mtfc help E301                     print what a diagnostic means, as `mtfc explain E301` does
 """
 
-from __future__ import annotations
-
 import sys
 
 from mtfc.cli.options import Options

@@ -9,8 +9,6 @@ examples:
 A map of weights has the names and shapes of another library: see docs/weights.md.
 """
 
-from __future__ import annotations
-
 from mtfc.cli.options import FORMAT, MODEL, SOURCE, Options
 from mtfc.driver.exchange.exchange import import_weights
 from mtfc.driver.options import ExchangeOptions

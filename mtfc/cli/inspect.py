@@ -9,8 +9,6 @@ examples:
 Status 1: the compiler refuses the program, for example because memory does not suffice.
 """
 
-from __future__ import annotations
-
 from mtfc.cli.options import LOWERING, Options, program, selection
 
 OPTIONS = f"""{program()}

@@ -6,8 +6,6 @@ examples:
   mtfc lsp                 serve one editor on standard input and output
 """
 
-from __future__ import annotations
-
 from mtfc.cli.options import Options
 
 OPTIONS = "  --stdio  the only way to connect, which is the default"

@@ -4,8 +4,6 @@ examples:
   mtfc new spirals                   make a folder `spirals` with a model, data and a test
 """
 
-from __future__ import annotations
-
 import shlex
 import shutil
 from pathlib import Path, PurePath

@@ -3,8 +3,6 @@
 Any output hides the line, so that it never stands between the lines of a result. Pipes and files never get it.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

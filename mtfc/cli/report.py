@@ -13,8 +13,6 @@ examples:
 A page needs no network: open it in a browser, mail it, or keep it beside the results.
 """
 
-from __future__ import annotations
-
 from mtfc.cli.options import MEMORY, PASSES, Options, program, selection
 from mtfc.cli.progress import figures_line
 from mtfc.driver.data.files import write_text

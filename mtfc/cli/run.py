@@ -10,8 +10,6 @@ An NPZ file of data holds an array for each input. If the first dimension of an 
 input, the array holds k batches. For fewer rows at the end the model is compiled a second time.
 """
 
-from __future__ import annotations
-
 from mtfc.backends.registry import BACKENDS
 from mtfc.cli.errors import show_diagnostics
 from mtfc.cli.options import LOWERING, PARAMETERS, SOURCE, Options, selection

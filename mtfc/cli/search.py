@@ -21,8 +21,6 @@ the result, called `found`. A layout is the first of OUT.mtf, so `mtfc compile O
 `mtfc verify OUT.mtf` runs it.
 """
 
-from __future__ import annotations
-
 from typing import TextIO
 
 from mtfc.cli.options import FORMAT, MODEL, Options, program

@@ -9,8 +9,6 @@ examples:
   mtfc simulate train:step --args train:example --layout plan.json --target h100    predict a step of a function of JAX
 """
 
-from __future__ import annotations
-
 import json
 
 from mtfc.cli.options import LOWERING, Options, program, selection

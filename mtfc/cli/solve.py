@@ -5,8 +5,6 @@ examples:
   mtfc solve instance.json.gz --time-limit 240 -o solution.json
 """
 
-from __future__ import annotations
-
 import json
 from time import monotonic
 

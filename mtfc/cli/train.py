@@ -10,8 +10,6 @@ The same command again goes on from the last checkpoint in --dir, also with anot
 processes. Ctrl-C stops after the running step and saves a checkpoint.
 """
 
-from __future__ import annotations
-
 import sys
 
 from mtfc.cli.errors import leave, run_joined, show_diagnostics

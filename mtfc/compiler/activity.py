@@ -3,8 +3,6 @@
 Code at any depth names its activity. The names are kept only while someone watches, and only those of the thread that is watched.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar

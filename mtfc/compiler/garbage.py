@@ -1,7 +1,5 @@
 """The garbage collector of Python: how often it runs."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ attrs writes and compiles a `__repr__` for each class while the class is importe
 this takes a tenth of the time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 

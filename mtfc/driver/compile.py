@@ -1,7 +1,5 @@
 """A file at any stage of its compilation, for `mtfc compile`."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Mapping

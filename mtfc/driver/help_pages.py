@@ -3,8 +3,6 @@
 An installed package holds the pages in `mtfc/docs`; a checkout has them in `docs`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches

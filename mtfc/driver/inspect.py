@@ -1,7 +1,5 @@
 """The verdict of the real compiler on the chosen layout of a program, for `mtfc inspect` and `mtfc.inspect`."""
 
-from __future__ import annotations
-
 import os
 
 from mtfc.driver.compiled_step import CompileTarget, inspect_plan, inspected

@@ -1,7 +1,5 @@
 """Options of the driver's functions as Python values, with the defaults of the command."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Figures are of one device: seconds, bytes, FLOPs. Keys may be added in later versions, not changed; `docs/command.md` lists them.
 """
 
-from __future__ import annotations
-
 from typing import Any, NotRequired, TypedDict
 
 

@@ -1,7 +1,5 @@
 """The version of the installed mtfc, read when it is asked for: reading it takes time."""
 
-from __future__ import annotations
-
 
 def installed_version() -> str | None:
     """Return the version, or None if mtfc runs from a folder without being installed."""

@@ -1,7 +1,5 @@
 """Diagnostics of open files, as `mtfc check` finds them, in the form of the protocol."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 
 import attrs

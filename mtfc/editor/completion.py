@@ -4,8 +4,6 @@ The text around the cursor does not parse yet, so the tokens before the cursor s
 names. A row of `PLACES` is a place in the language: its test, and the names that fit there. The first row that fits decides.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 from pathlib import PurePath

@@ -5,8 +5,6 @@ Help is a sentence with code in backticks. Each code says by its form how it may
 uses are tried: a fix is offered only if the check of the edited text has the diagnostic no more, and no more errors than before.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Texts that an editor shows beside a file: hovers, hints of how values are split, and a line above models and layouts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 
 import attrs

@@ -8,8 +8,6 @@ have no occurrence. Functions, optimizers and modules are found by the compiler'
 `READERS` says by field of the syntax tree how a name is read; every other field holds expressions.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product

@@ -1,7 +1,5 @@
 """The shape of a file: its symbols, the parts that can be folded, and a kind for each token."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 
 from lsprotocol.types import (

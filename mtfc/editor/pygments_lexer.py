@@ -1,7 +1,5 @@
 """The language for Pygments, under the name `mtf`: for documents, notebooks and terminals."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -5,8 +5,6 @@ beside it, and for a symbol of the library in all open files. A renaming is refu
 mean something else, or if the compiler would find errors that it did not find before.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Signatures as text: of functions, optimizers, built-in functions and initializers, with what their comments say."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import attrs

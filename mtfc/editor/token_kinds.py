@@ -4,8 +4,6 @@ The keywords and their patterns come from the tables of the grammar. A word that
 statement or stands where only the keyword can; this is decided by the words around it, because highlighters see no syntax tree.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache

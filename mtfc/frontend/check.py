@@ -1,7 +1,5 @@
 """Find all diagnostics of a file, under every declared layout or a given one, as `mtfc check` shows them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,5 @@
 """Find the hardware that `--target` names: in the file, in the library, or in a file of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn

@@ -7,8 +7,6 @@ declares it, or else of the first equation that reads it, and is updated there. 
 Equations that depend on nothing but constants and the number of the step have no mesh: each mesh that needs them computes them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 import attrs

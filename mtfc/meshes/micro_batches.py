@@ -1,7 +1,5 @@
 """Write out the loop over micro-batches, so that a mesh can compute one micro-batch while another mesh computes the next."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import attrs

@@ -6,8 +6,6 @@ operands are there. The module has the public names of other modules (`common/em
 entries of `PARAMETERS`, `STATE`, `INPUTS` and `OUTPUTS` are places: a mesh, and the layout of the array on it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from textwrap import indent
 from typing import ClassVar

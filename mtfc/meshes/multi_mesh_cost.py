@@ -1,7 +1,5 @@
 """Computation, communication and memory on each of several meshes, and the values that travel between them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 
 import attrs

@@ -1,7 +1,5 @@
 """A program under a layout of several meshes: its functions in lowered segments, and the places of all arrays."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cached_property, partial
 

@@ -4,8 +4,6 @@ A mesh is one device of the event simulator: all its processors do the same, and
 value travels on the innermost link that connects both meshes. All devices of a mesh send and receive at once, each its share.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 

@@ -4,8 +4,6 @@ The declaration itself is checked when a file is read. `strategy` checks it agai
 must exist, and be splittable as declared.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import prod
 

@@ -12,8 +12,6 @@ changes single operators and layers; a local optimum is one that no such change 
 Apart from its end, no choice depends on time: a search that completes its proposals finds the same result on every machine.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Collection, Mapping, Sequence
 from itertools import count

@@ -6,8 +6,6 @@ exposed communication on a port. A transfer counts for the operator that receive
 gradients of shared parameters count for the first user. Memory is that of the device whose memory is the fullest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 import attrs

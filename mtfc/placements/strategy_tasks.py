@@ -24,8 +24,6 @@ Blocks are ordered so that every edge leads upward, and their tasks are numbered
 the tasks of blocks from the flat arrays that are written here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol, get_args
 

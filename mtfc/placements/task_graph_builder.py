@@ -10,8 +10,6 @@ parameters. On a machine with parameter servers, members send their gradients to
 back.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

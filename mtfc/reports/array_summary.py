@@ -1,7 +1,5 @@
 """Arrays as a few numbers: shape, dtype, mean and extremes; and results of `mtfc run`, as text and as JSON."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from numbers import Real

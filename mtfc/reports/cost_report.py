@@ -10,8 +10,6 @@ The causes of a layout's collectives, and the effects of a memory limit, as text
 A memory limit keeps some values for the backward pass, and others are computed again.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, repeat

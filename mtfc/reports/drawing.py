@@ -4,8 +4,6 @@ A layout is drawn as in the Mesh-TensorFlow paper's illustrations: each array as
 A placement is drawn as in the FlexFlow paper's Figures 13 and 14: each operator as a grid of parts in the colours of devices.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from itertools import product

@@ -1,7 +1,5 @@
 """Records of a step as a compiler makes it, beside its prediction: memory, FLOPs, cycles and collectives, as text and as JSON."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cached_property

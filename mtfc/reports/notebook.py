@@ -1,7 +1,5 @@
 """A compiled model as a line of text, and as a table for notebooks; records as commands print them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from html import escape
 from typing import Any

@@ -5,8 +5,6 @@ Columns of plain text.
 Source lines in reports: their place, their text, and tables with a row for each line.
 """
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from functools import reduce

@@ -1,7 +1,5 @@
 """Steps of `mtfc train` as lines, JSON and a table at the end."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any

@@ -5,8 +5,6 @@ chained. So is each kernel of a collective, from a device's array. Making the re
 the op itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import prod
 from typing import Any

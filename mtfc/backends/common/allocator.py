@@ -5,8 +5,6 @@ as they are freed, and the system clears them again in each step. On virtual dev
 itself. Searches that build and simulate large task graphs have the same problem.
 """
 
-from __future__ import annotations
-
 import ctypes
 import sys
 

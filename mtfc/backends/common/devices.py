@@ -4,8 +4,6 @@ JAX makes its devices once per process, when a program first asks for one. A pro
 devices for the largest one first.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

@@ -21,8 +21,6 @@ The modules of both backends have the same form, so that code that runs a module
   `unshard(arrays, layouts) -> arrays` is the reverse: `unshard(outputs, OUTPUTS["forward"])`.
 """
 
-from __future__ import annotations
-
 import keyword
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

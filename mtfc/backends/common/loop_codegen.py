@@ -1,7 +1,5 @@
 """The Python statements of loops: a `for` over NumPy arrays; in JAX `lax.scan`, or `lax.while_loop` if data may end the loop."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import attrs

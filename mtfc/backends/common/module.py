@@ -1,7 +1,5 @@
 """The parts of a generated module beside its functions: a title, imports, tables of layouts, initial values."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache

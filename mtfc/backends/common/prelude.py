@@ -3,8 +3,6 @@
 They stand in `prelude.py` and other files here as source that is checked and tested, and their text is copied.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterable, Mapping

@@ -9,8 +9,6 @@ The gradients of the undistributed program are checked by themselves, in forward
 the outputs along u is the product of the gradients with u.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial

@@ -5,8 +5,6 @@ Primitives that move elements are JAX's own: they run on the positions of the el
 So each rule is short, and shares nothing with the import.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce

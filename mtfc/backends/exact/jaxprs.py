@@ -8,8 +8,6 @@ Whatever has no rule is a function of JAX that is interpreted in its place, or e
 `ImportedNumpy` gives the calls of an imported program the same meaning: it traces a call, and interprets the jaxpr.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module

@@ -5,8 +5,6 @@ their meaning in `residues.py`. A function that is in neither group raises `NotE
 accident.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from math import prod
 from types import SimpleNamespace

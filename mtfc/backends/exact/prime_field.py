@@ -3,8 +3,6 @@
 A residue is a `uint64` from 0 to p - 1. Products of two residues fit in 62 bits, and sums of fewer than 2**32 residues in 63.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Reductions, and products of arrays, under the exact check."""
 
-from __future__ import annotations
-
 from math import prod
 from typing import Any
 

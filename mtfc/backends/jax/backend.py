@@ -5,8 +5,6 @@ which values are replicated. The caller sets the mesh with `jax.set_mesh`, so th
 names are those that `common/emitter.py` lists, and `make_mesh`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 import attrs

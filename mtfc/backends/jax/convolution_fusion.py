@@ -14,8 +14,6 @@ There may be a reshape between a window, or its transpose, and the einsum, if on
 dimensions of one element. Such reshapes cut split dimensions into blocks, and merge the blocks again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from itertools import chain
 from math import prod

@@ -15,8 +15,6 @@ The prelude's `pmax` and `pmin` have one, which sends more. Most maxima over dev
 Attention calls a kernel where `analysis/attention_forms.py` finds a form that a kernel takes.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Set
 from functools import partial

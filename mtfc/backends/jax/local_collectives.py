@@ -5,8 +5,6 @@ made of the device's own data, so all numbers that follow are wrong. Barriers ke
 that would have been sent away.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from mtfc.backends.common.devices import import_jax

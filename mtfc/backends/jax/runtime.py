@@ -1,7 +1,5 @@
 """Running a generated JAX module, and the texts that JAX and XLA make of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from math import prod

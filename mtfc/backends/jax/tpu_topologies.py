@@ -1,7 +1,5 @@
 """The TPU compiler, without a TPU: libtpu compiles ahead of time for a topology that is only described."""
 
-from __future__ import annotations
-
 import os
 from importlib.util import find_spec
 from math import prod

@@ -5,8 +5,6 @@ tested. A module gets a copy of the functions that it uses. Its public names are
 which counts the collectives.
 """
 
-from __future__ import annotations
-
 from types import ModuleType
 
 from mtfc.backends.common.emitter import FORMS, NAMES, Dialect, Emitter, layout_text

@@ -12,8 +12,6 @@ the kernels differ from the op there, and the number of a mask must leave nothin
 Both skip blocks that a band hides: `computed_share`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from math import prod

@@ -1,7 +1,5 @@
 """Disjoint sets of values that are joined one by one (union-find). Each set has a first value, which stands for the set."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 

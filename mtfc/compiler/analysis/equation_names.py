@@ -12,8 +12,6 @@ If a name is taken, the next target in program order gets the suffix `_2`. The n
 finds it. They do not depend on the layout, unless `partition-spatial` has rewritten equations.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from itertools import chain
 

@@ -30,8 +30,6 @@ A device may compute several equations in one kernel (`Inside`). Values that nev
 that read them read what they are computed from, which is needed until then.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate

@@ -4,8 +4,6 @@ Dinic's algorithm takes shortest paths first. In a deep network of equal layers 
 layers, and each length costs a pass over the graph. Here a pass takes paths of all lengths, and a few passes suffice.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Sequence
 
 Node = Hashable

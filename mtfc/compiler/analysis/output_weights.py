@@ -3,8 +3,6 @@
 The mean over several batches weighs such an output by the count of each batch. Any other output weighs by the number of rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import attrs

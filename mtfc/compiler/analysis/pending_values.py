@@ -4,8 +4,6 @@ A loop carries a sum in all iterations if the value that updates the carry may b
 make a stack in which the sum is pending. Passes and searches ask this module about functions, and the rule about one equation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value

@@ -8,8 +8,6 @@ depends on the number of mesh axes, not on the number of processors. Mesh axes t
 `MOST_AXES` such groups the graph is too large, and the chain is the direct one: complete, gather, slice.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Iterator
 from functools import lru_cache

@@ -19,8 +19,6 @@ device they search for. No bound may exceed the exact cost of a layout: `tests/p
 Collectives are timed by `topology.py`, both exactly and at their best rates.
 """
 
-from __future__ import annotations
-
 from math import inf
 
 from mtfc.compiler.analysis.dimension_names import SINGLE

@@ -17,8 +17,6 @@ tasks with smaller (ready, id). `simulate` finds the solution task by task in th
 changes graphs, and has a simulator of its own: `placements/simulator/`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from heapq import heappop, heappush
 

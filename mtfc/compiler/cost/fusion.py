@@ -16,8 +16,6 @@ such as the weights of a layer, and each result of a dot that the loop stacks.
 device.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 from mtfc.compiler.analysis.attention_forms import computed_share, is_attention

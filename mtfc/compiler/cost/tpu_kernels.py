@@ -49,8 +49,6 @@ XLA compiles larger programs like this in part. Predictions for these are closer
 there is a step in predicted times where a program outgrows the scratchpad.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import pairwise, permutations
 from math import inf, prod

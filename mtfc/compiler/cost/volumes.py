@@ -5,8 +5,6 @@ All figures (of a function, a stage, a line, a set of mesh axes) are sums of cha
 FLOPs follow the rule of the op. A collective sends one processor's operand.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import product

@@ -9,8 +9,6 @@ ask for the first, `cse` for the second. The record's objects are also the typed
 A kind knows nothing about operands. An op's type rule refuses values that do not fit the operands.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Generic, TypeVar, cast

@@ -3,8 +3,6 @@
 Beside it are helpers for passes that substitute and rename values in a function, and copy functions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import attrs

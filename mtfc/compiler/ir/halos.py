@@ -4,8 +4,6 @@ Every function works on tensors whose split dimension is cut in two, [blocks, in
 communicates is `shift` along `blocks`: each processor hands its part to one other processor.
 """
 
-from __future__ import annotations
-
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.opdef import BlockRewriter, Split
 from mtfc.compiler.ir.types import Dim

@@ -6,8 +6,6 @@ with the same bits under every layout, on both backends, and on any number of pr
 `backends/common/random_numbers.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Literal
 

@@ -33,8 +33,6 @@ A region sees only its arguments, so a pass treats it as it treats a function. `
 carries for the backward pass, and to compute the other values again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 

@@ -9,8 +9,6 @@ iterations: then it is computed before the loop.
 The check of layouts asks here, and so does the pass that makes pipelines.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 from mtfc.compiler.ir.core import Attr, Equation, Function, Value

@@ -1,7 +1,5 @@
 """Numbers of a dtype, and arithmetic on them that is exact or not done."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from math import frexp, isfinite, ldexp
 

@@ -5,8 +5,6 @@ methods turns the parts of one rule of the grammar (`mtfc/grammar/ir.lark`) into
 function, and makes it once all of its parts are known: they depend on its header.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache, partial

@@ -5,8 +5,6 @@ it is the layout that the type shows, or for a loop, reshard or collective, whic
 grammar is `mtfc/grammar/ir.lark`. Printing takes time linear in the size of the program.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Programs with other dimensions, sizes of mesh axes, and numbers in attributes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

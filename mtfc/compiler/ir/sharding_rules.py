@@ -10,8 +10,6 @@ and its sum passes through one: any one, so a pass chooses. The verifier, the pa
 This file takes an op's record as an argument, because the records are built on the sharding rule.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from mtfc.compiler.ir.core import Argument, Equation, Output, Value

@@ -23,8 +23,6 @@ Binding evaluates logic on the flag and picks one side of each choice by it, in 
 gradient reaches that side, and `dce` drops it. Results keep their names and types.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import attrs

@@ -5,8 +5,6 @@ smaller numbers, too. So passes on a program whose sizes are twins make the same
 of the smaller programs. `ir/resizing.py` puts twins into a program, and takes a smaller program out.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable
 from fractions import Fraction

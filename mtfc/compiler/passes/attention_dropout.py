@@ -6,8 +6,6 @@ The op leaves out weights by an operand, and the factor scales its result. So nu
 under every layout, and of the weights only the truth values are stored.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import attrs

@@ -10,8 +10,6 @@ polynomial of a few values. The sum of e over the keys is t, and sums that mean 
 gradient of the op if it sums the product of an operand of the attention and the logits' gradient, up to a factor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import reduce
 from math import isclose, prod

@@ -10,8 +10,6 @@ Output:  %y_ab = einsum %a, %b dims=[i, k]; %y = einsum %y_ab, %c dims=[i, l]
 After this pass every einsum of up to `most` operands has two.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from itertools import combinations
 from math import prod

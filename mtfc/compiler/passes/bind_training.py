@@ -10,8 +10,6 @@ Output:  %y: f32[batch] = transpose %x dims=[batch]
 After this pass no `training` remains, and `forward` updates nothing.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import attrs

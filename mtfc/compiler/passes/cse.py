@@ -9,8 +9,6 @@ Output:  %a = exp %x; %c = add %a, %a
 After this pass no two equations are equal, but for those with regions and `after`, whose results are arrays of their own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from typing import ClassVar
 

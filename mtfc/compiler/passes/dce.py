@@ -10,8 +10,6 @@ Output:  %b = log %x; return %b
 After this pass every equation's results reach an output.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import attrs

@@ -11,8 +11,6 @@ Output:  %sum: f32[c] = sum %x over=[batch]; %s: f32[c] = mul %a, %sum
 After this pass no sum waits for a factor that could be taken out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 

@@ -16,8 +16,6 @@ Output:  %c = concat %a, %b ..; %d = concat %v, %w ..; %z = einsum %c, %d dims=[
 After this pass no such sum of dots would take less time as one dot.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod

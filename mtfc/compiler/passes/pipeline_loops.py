@@ -30,8 +30,6 @@ Output:  %y: f32[batch.micro, batch.part, io] = loop %zeros, %zeros_2, %w, %x, %
 After this pass no loop runs along the dimension of a pipeline, and the layout has rules for the new dimensions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import ClassVar, TypeAlias

@@ -1,7 +1,5 @@
 """Pipelines: the order of the passes, and the loop that runs them."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence

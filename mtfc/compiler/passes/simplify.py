@@ -10,8 +10,6 @@ Output:  %d = mul %x, %s
 After this pass no row of the table applies.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Mapping
 from functools import partial

@@ -13,8 +13,6 @@ Output:  loop %h, %w dim=layers reverse=false checkpoint=false unroll=2 region l
 After this pass each such loop says how many of its iterations run in one.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import attrs

@@ -8,8 +8,6 @@ forms is that of all plans (`StepFacts.least_seconds`).
 Unrolled loops, and sums after loops, change only what is sent beside what. So they are tried last.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import product

@@ -8,8 +8,6 @@ But compiled code contains the functions that it calls, so here a change to any 
 cache.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path

@@ -8,8 +8,6 @@ A search prices these layouts first, so its result is never worse. Data parallel
 first dimension of the inputs, and the dimensions that renames and reshapes make of it.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The packages of the extras `mtfc[train]`, `mtfc[data]` and `mtfc[remote]`, which are imported when they are needed."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

@@ -12,8 +12,6 @@ of our parameter, as einops does:
 `exchange.py` applies the map to a program.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Mapping, Sequence

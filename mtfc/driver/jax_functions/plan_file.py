@@ -1,7 +1,5 @@
 """The file of a plan: its mesh and layout, and the check of a layout that was made for other sizes of the arguments."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -15,8 +15,6 @@ compute the whole everywhere. Arguments get theirs at each use, because they may
 computes on them as they are stored.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial

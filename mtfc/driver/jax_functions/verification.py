@@ -1,7 +1,5 @@
 """Comparison of the chosen layout of a function of JAX with the function itself, for `mtfc verify`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import attrs

@@ -1,7 +1,5 @@
 """The layout targets of a program: the equations and arguments of a step, and the arguments and results of its loops."""
 
-from __future__ import annotations
-
 import attrs
 
 from mtfc.compiler.analysis.equation_names import LayoutTarget, layout_target_names

@@ -5,8 +5,6 @@ memory and what it costs to compute again. A size alone counts memory as `mtfc c
 in place of a limit.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from math import ceil

@@ -10,8 +10,6 @@ The contest's format: a problem as a JSON object.
 defines it: a list per node or edge, pairs of numbers in `intervals` and `edges.nodes`. Other keys are ignored.
 """
 
-from __future__ import annotations
-
 import gzip
 import inspect
 import json

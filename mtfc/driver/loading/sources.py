@@ -1,7 +1,5 @@
 """Texts that diagnostics may point into: files as they were read, and options as they were given."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol

@@ -3,8 +3,6 @@
 Numba compiles loops when they first run after an installation, and keeps the result. That takes seconds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TypeVar
 

@@ -7,8 +7,6 @@ of layers on each stage, the storage. The stages lie on the outermost axis of th
 least.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product, zip_longest
 from time import process_time

@@ -1,7 +1,5 @@
 """The search for a placement of each operator: the strategies to start from, the proof, and the answer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from functools import partial
 from math import inf

@@ -12,8 +12,6 @@ Each price is found by searching again, which begins with the found plan, in a p
 faster network never make a plan slower, as the found plan still fits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial

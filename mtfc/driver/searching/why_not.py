@@ -1,7 +1,5 @@
 """The best layout with the rules of `mtfc search --why-not`, for comparison with the best layout of all."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import process_time
 

@@ -1,7 +1,5 @@
 """The text of a file with a declaration of the layout that a search found."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 
 import attrs

@@ -12,8 +12,6 @@ without shapes. The message is described here, so that TensorFlow is not needed:
 https://github.com/tensorflow/tensorflow/blob/master/tensorflow/core/example/feature.proto
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence

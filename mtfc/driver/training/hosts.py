@@ -8,8 +8,6 @@ A collective never returns if one of its processes is gone. JAX watches its proc
 not say which process it was. So its limits are longer than those here, and an abort waits for the name.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

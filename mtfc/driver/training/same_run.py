@@ -4,8 +4,6 @@ Processes that differ in a seed, a shard or a version would train without an err
 Paths may differ: what counts is the content, by the names and sizes of files, their first bytes and samples of the others.
 """
 
-from __future__ import annotations
-
 import platform
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ data, runs in a thread that the run can leave behind. Python calls a signal's ha
 may take minutes, so a thread of its own hears of signals.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable, Iterator

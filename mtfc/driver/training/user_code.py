@@ -3,8 +3,6 @@
 An error in such a function becomes a message with the last lines of its traceback.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import re

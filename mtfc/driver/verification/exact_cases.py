@@ -7,8 +7,6 @@ program's own equations, operands, layouts and collectives, and their numbers co
 IR accepts them, and the exact check runs on them: two programs, with other sizes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from math import lcm

@@ -3,8 +3,6 @@
 docs/command.md describes the JSON, and `driver/records.py` has its types.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar, get_args
 

@@ -1,7 +1,5 @@
 """Inputs that hurt: one argument of a model at a time with NaN, infinities, zeros, ties, or very large and small numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeVar

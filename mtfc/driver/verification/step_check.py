@@ -10,8 +10,6 @@ other side of `clip`, with a dynamic loss scale that is about to change, with a 
 numbers of the step, at which schedules change. `verify` compares the step of each layout with the undistributed one.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 import re

@@ -18,8 +18,6 @@ terms are sent in f32. The gradient of a parameter is summed in the dtype that `
 bf16 may be rounded before they are sent.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import product

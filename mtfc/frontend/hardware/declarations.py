@@ -5,8 +5,6 @@ declaration has entries within entries. The tables `DEVICE`, `SCRATCHPAD`, `LINK
 with the function that reads its value.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any

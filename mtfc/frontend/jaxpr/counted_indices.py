@@ -12,8 +12,6 @@ The length of the slice divides no mesh axis, so a layout would gather the array
 that change places stay as they are: their axis gets factors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, count
 from math import copysign

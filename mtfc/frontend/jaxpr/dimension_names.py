@@ -16,8 +16,6 @@ array has a dimension of one copy and that of another: layers that add to their 
 are none, because the output dimension of one is the input dimension of the next.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -7,8 +7,6 @@ those of this function. Dots and moves of complex numbers are those of their rea
 are those of the keys' data.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any

@@ -3,8 +3,6 @@
 A function that changes objects of Flax NNX which it gets becomes a function that returns the arguments with these anew.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 import sys

@@ -1,7 +1,5 @@
 """The user's lines: of equations, functions and errors."""
 
-from __future__ import annotations
-
 import inspect
 import sysconfig
 from collections.abc import Callable

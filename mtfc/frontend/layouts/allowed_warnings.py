@@ -1,7 +1,5 @@
 """Find the warnings that a file allows: `allow W601` in a layout, and `# allow W601` on a line."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Mapping
 

@@ -1,7 +1,5 @@
 """Write layouts and meshes as declarations of the language, as a search does."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import attrs

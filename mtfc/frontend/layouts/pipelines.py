@@ -1,7 +1,5 @@
 """Resolve the pipelines of a layout, and check that the loops of a program can run so."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 from mtfc.compiler.diagnostics import Diagnostic, Label, Span

@@ -1,7 +1,5 @@
 """Index the tensors, names and equations of a program for the checks of layouts; one index serves all layouts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 

@@ -3,8 +3,6 @@
 A model with errors gives a program of the parts without errors, so that layouts are checked in the same run.
 """
 
-from __future__ import annotations
-
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Output, Program
 from mtfc.compiler.ir.types import Dim, TensorType

@@ -1,7 +1,5 @@
 """Print a syntax tree, as an indented outline or as JSON, for `mtfc compile --emit ast`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

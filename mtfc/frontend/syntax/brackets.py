@@ -6,8 +6,6 @@ in the first column is inside no bracket. A bracket that is never closed is repo
 of its line.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import takewhile

@@ -5,8 +5,6 @@ formatter. It reports no errors: text that no pattern takes becomes a BAD token.
 name is a WORD, and the parser decides.
 """
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Help for names of Python, NumPy, PyTorch, Flax and Optax: the names to write here."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 
 DENSE = "write `nn.dense[d_out = classes](x)`, with `import nn` and `dim classes = 10`"

@@ -7,8 +7,6 @@ After an error, the parser goes back to the last place in the same block where t
 token that may follow ERROR. So a wrong statement is lost, and the rest of the file is checked.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, cast

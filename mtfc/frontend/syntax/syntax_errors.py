@@ -8,8 +8,6 @@ The statement is read again from its beginning: `for`, `+=` and `h[0]` show the 
 parser stopped.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 

@@ -6,8 +6,6 @@ folder, no other program can write them, the first run is not slow, and the test
 `tests/parser_tables.py` writes them, and a test says if the grammar has changed since.
 """
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path

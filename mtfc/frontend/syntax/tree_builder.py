@@ -5,8 +5,6 @@ optional parts, and errors that a grammar cannot express. For such an error the 
 recovers as from any syntax error.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence

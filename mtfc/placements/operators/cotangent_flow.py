@@ -1,7 +1,5 @@
 """Find which values have a cotangent, which parameters get a gradient, and which steps are alike."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

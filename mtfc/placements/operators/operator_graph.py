@@ -13,8 +13,6 @@ libraries fuse them. It includes their backward pass and the update of their par
 An operator may be split in the dimensions that all its results have, except those that it reduces inside a step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 

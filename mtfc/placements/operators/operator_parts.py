@@ -9,8 +9,6 @@ The part's function has the step's equations with dimensions as long as the part
 gradient of this function. Compute time, kept bytes and needed elements all follow from this one piece of IR.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from math import prod

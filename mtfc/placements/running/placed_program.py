@@ -1,7 +1,5 @@
 """A program under a placement, from which a module is generated."""
 
-from __future__ import annotations
-
 import attrs
 import numpy as np
 

@@ -1,7 +1,5 @@
 """The step time of a strategy: by full simulation, or by delta simulation if few operators differ from the last strategy."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from functools import cached_property
 from math import inf

@@ -8,8 +8,6 @@ tasks away on average in FlexFlow's networks; taking the first task costs nothin
 ends of the list.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -16,8 +16,6 @@ The state is a few arrays, grouped by task, edge, block or device. Passing an ar
 microseconds, and there are fifty kinds of numbers.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

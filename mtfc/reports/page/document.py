@@ -15,8 +15,6 @@ are those of `mtfc diff`: means of all devices. The other entries split these fi
 over the step. Names and files of events are numbers of entries of `texts`.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -15,8 +15,6 @@ The page evaluates formulas exactly at the sizes that a user chooses. A formula 
 formula for each moment at which they may peak; the page takes the largest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, TypeVar

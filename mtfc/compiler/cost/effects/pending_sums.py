@@ -5,8 +5,6 @@ that is split over the same axes itself. So it is completed somewhere along a `S
 that it has there.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections import defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The registry of ops: a table from name to record, one file per family. `has_trait` replaces tests of an op's name."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from mtfc.compiler.ir.opdef import OpDef, Trait

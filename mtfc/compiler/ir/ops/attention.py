@@ -18,8 +18,6 @@ shards of `memory` may be computed apart and merged by them. Only ops of this fi
 Under the exact check the shift is 0, because exp(x - y) is not exp(x) / exp(y) there: see `backends/exact/namespace.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Container, Sequence
 from functools import partial
 from string import ascii_letters

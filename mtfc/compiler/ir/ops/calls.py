@@ -8,8 +8,6 @@ results. `flops` are those of one element along all mapped dimensions.
 Operands and results have their mapped dimensions in front, in the order of the attribute. An operand may lack some.
 """
 
-from __future__ import annotations
-
 from ast import literal_eval
 from collections.abc import Callable, Sequence
 from functools import cache, partial

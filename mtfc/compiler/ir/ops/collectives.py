@@ -7,8 +7,6 @@ that are communicated over, most major first.
 The functions of a collective stand together: its type rule, its edges and its texts, then its record.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import combinations, permutations

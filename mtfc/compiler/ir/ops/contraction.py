@@ -9,8 +9,6 @@ rows that y has beside the groups, or the result in the place of y, is one of ba
 Rows may be in any order: generated code sorts those that a processor has.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from functools import reduce
 from operator import mul

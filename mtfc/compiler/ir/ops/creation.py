@@ -1,7 +1,5 @@
 """Ops that make tensors from their attributes alone; `one_hot` takes indices besides."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Elementwise ops. An operand that lacks dimensions of the result is broadcast along them (Mesh-TensorFlow paper, section 7)."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence

@@ -6,8 +6,6 @@ dimension subtracts the part's first index from the indices. Indices into other 
 processors stays pending, as for the einsum (Mesh-TensorFlow paper, section 6).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 The `distribute` rules of slice, pad, shift and flip keep it split, and send halos instead (`ir/halos.py`), or a few elements.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

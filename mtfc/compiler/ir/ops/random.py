@@ -8,8 +8,6 @@ drawn. Numbers are drawn in f32. A processor with a part of a split dimension dr
 index of the part's first element on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any

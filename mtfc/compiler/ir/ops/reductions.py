@@ -5,8 +5,6 @@ completes `prod` and `cumsum`: the shards' products, or sums, are gathered. `arg
 then the lowest index at which it stands. So does `is_argmax`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any

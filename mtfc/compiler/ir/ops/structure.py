@@ -3,8 +3,6 @@
 `rename` and `reshape` keep the data and change the names of dimensions, which may change the layout (paper, section 6.1).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from math import prod

@@ -5,8 +5,6 @@ A convolution is an einsum of windows and a filter; a pooling is a `max` over wi
 outside. `fold` adds up all elements of windows at the places where they come from. Each op is the other's gradient.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

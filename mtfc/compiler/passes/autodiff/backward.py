@@ -23,8 +23,6 @@ A loop with `while` first becomes a loop that runs all iterations and keeps its 
 `with_all_iterations`.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial

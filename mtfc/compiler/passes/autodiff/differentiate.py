@@ -16,8 +16,6 @@ In the added functions `training` is true (see `ir/training.py`).
 After this pass no gradient and no update is implicit; nothing is split yet.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar
 

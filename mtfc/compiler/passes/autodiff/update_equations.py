@@ -27,8 +27,6 @@ which clipping computes too. So all processors decide alike, and the decision co
 Sources: Micikevicius et al., "Mixed Precision Training", ICLR 2018, section 3.2; the constants are those of jmp and NVIDIA Apex.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 

@@ -14,8 +14,6 @@ Input:   %a: bf16[io] = sum %x; %b: bf16[io] = einsum ...; %c: bf16[io] = add %a
 Output:  %x_2: f32[batch, io] = cast %x sums=true; %a: f32[io] = sum %x_2; %b_2: f32[io] = cast %b sums=true; %d_w = add %a, %b_2
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 

@@ -22,8 +22,6 @@ Output:  %h: f32[batch, hidden] = einsum %x, %w  layout {batch: rows, hidden: co
 After this pass every equation, argument and output has a layout; types are still global.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from itertools import product
 from typing import ClassVar

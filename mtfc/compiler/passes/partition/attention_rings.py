@@ -18,8 +18,6 @@ share of the results is the same for all rows, and its gradients are the same fo
 or key. They cannot be left out: 0 times infinity is NaN, and a row that sees no key weights all keys equally.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 

@@ -26,8 +26,6 @@ Collectives that are merged already stay as they are, and a collective that noth
 After this pass no two collectives of one bucket (within `max_bytes`), and no two small all-gathers in a row, could be merged.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar, get_args

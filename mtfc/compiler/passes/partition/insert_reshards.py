@@ -9,8 +9,6 @@ Output:  %y: f32[batch{rows}, io] +{cols} = einsum %h, %v ...; %y_2: f32[batch{r
 After this pass every operand is placed as its equation's layout needs it, and every output as its own layout says.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 

@@ -8,8 +8,6 @@ no dimension divides, or if the section has a rule for one of its dimensions. Th
 the dimension chosen for the parameter, if the state has that dimension. The equations that update both are split alike.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 
 from mtfc.compiler.analysis.disjoint_sets import DisjointSets

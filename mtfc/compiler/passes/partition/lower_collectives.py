@@ -6,8 +6,6 @@ Output:  %y_2: f32[batch{rows}, io] = all_reduce %y axes={cols}
 After this pass no `reshard` remains, and no `shift`, `flip` or `interleave` goes along a split dimension.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import attrs

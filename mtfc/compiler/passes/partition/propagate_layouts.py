@@ -14,8 +14,6 @@ Output:  %r: f32[c, b] = rename %x (a -> c) layout {b: all}; %s: f32[c, d] = ren
 After this pass no such equation would send less, and compute no more, in the layout of its uses; types are still global.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from typing import ClassVar

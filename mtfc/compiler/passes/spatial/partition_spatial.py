@@ -10,8 +10,6 @@ Output:  %r: f32[n.blocks, n.part] = reshape %x; %t: f32[n.blocks, n.part_2] = s
 After this pass the program declares the new dimensions, and its layout has rules for those that are split.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import ClassVar
 

@@ -6,8 +6,6 @@ terms of other ops, as for one processor. The layout applies to them as to the r
 and an op along `blocks` lets shards communicate.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Container
 
 import attrs

@@ -19,8 +19,6 @@ Output:  %n_2 = sub %n, (the first number of each block); %p: f32[experts.blocks
 After this pass no groups of a grouped dot are split, unless rows are split over the same axes, and parameters travel.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from math import inf, prod
 from typing import Any, ClassVar

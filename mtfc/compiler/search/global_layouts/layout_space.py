@@ -9,8 +9,6 @@ Parameters are stored over at least the axes that split them in the computation,
 Each axis that storage adds is added to one dimension.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from functools import cached_property, lru_cache, reduce
 from operator import or_

@@ -6,8 +6,6 @@ placement once for all of them. An edge costs what it takes to bring a value fro
 a loop it counts once for each iteration. So a repeated layer is one part of the network, however often it runs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import floor, log10
 

@@ -6,8 +6,6 @@ that follow. The bytes that a cut adds are the paper's `2^(k-i) delta_i` (Theore
 it: the solver eliminates the nodes of the network, which is the paper's dynamic program (section 4.2.2).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 from math import inf, isclose
 from time import monotonic

@@ -4,8 +4,6 @@ The program goes to the solver as a network of choices (`choice_network.py`). Th
 that name one equation, argument or loop's value each.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache, cached_property, partial
 from math import inf, isclose

@@ -5,8 +5,6 @@ itself. A compiled program sends fewer where uses share a copy. No two devices m
 same if some dimension could be split (section 4.5), since a step in which every device computes everything sends nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from itertools import chain, product
 from math import inf

@@ -7,8 +7,6 @@ takes. The next node is the one whose neighbours have the fewest joint choices.
 Elimination knows no memory, so it takes networks without rows of memory only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from math import prod

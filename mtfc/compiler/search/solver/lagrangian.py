@@ -6,8 +6,6 @@ excess of recent choices (a deflected subgradient, as in the volume algorithm of
 best prices after steps without success. Messages persist between steps, so prices and messages improve together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

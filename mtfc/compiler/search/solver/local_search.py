@@ -5,8 +5,6 @@ best choices at given prices for memory (subproblem trees: Hamze and de Freitas,
 and fits.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A network as flat arrays, for the compiled loops. It does not change any more."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -4,8 +4,6 @@ Many problems are nearly trees or small after reduction. The former are solved b
 program in a process of its own. Otherwise see `solver_search.py`, which is imported only then, as it loads Numba.
 """
 
-from __future__ import annotations
-
 from time import monotonic
 
 import attrs

@@ -8,8 +8,6 @@ problems of Balas and Zemel, 1980). Cores grow as the gap shrinks. If even a sma
 in turn, with everything around them fixed.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from time import monotonic
 

@@ -4,8 +4,6 @@ The process has its own process group, so that the terminal's interrupts reach o
 `multiprocessing`, so that scripts that use the solver need no guard around their main part.
 """
 
-from __future__ import annotations
-
 import os
 import pickle
 import subprocess

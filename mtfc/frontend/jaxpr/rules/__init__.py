@@ -1,7 +1,5 @@
 """The rules of JAX's primitives: how their axes belong together, and the equations that compute them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from mtfc.frontend.jaxpr.primitive_rules import PrimitiveRule

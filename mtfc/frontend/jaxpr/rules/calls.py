@@ -6,8 +6,6 @@ leading axes along which it does the same for each element. Without these a prim
 processor. So no primitive is unknown, and importing never fails for one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from hashlib import sha256

@@ -1,7 +1,5 @@
 """Primitives that work element by element. Those that no op stands for are mapped calls: see `calls.py`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from mtfc.compiler.ir.core import Attr, Value

@@ -1,7 +1,5 @@
 """Primitives that read and write where indices point, if they point into one axis, and `top_k`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import prod

@@ -1,7 +1,5 @@
 """`scan` and `while`: a loop."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from mtfc.compiler.ir.builder import Builder, Names

@@ -3,8 +3,6 @@
 A convolution is an einsum of the windows of each spatial axis, and pooling is a reduction of windows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from mtfc.compiler.ir.core import Value

@@ -1,7 +1,5 @@
 """Primitives that move elements: broadcasts, reshapes and transposes, parts of axes, and iota."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import accumulate
 from math import prod

@@ -7,8 +7,6 @@ stands for an expression with a reported error. An equation that defines a user'
 equations are named after their op.
 """
 
-from __future__ import annotations
-
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from itertools import chain, repeat

@@ -13,8 +13,6 @@ computes them in the dtype of the state, and `assign-layouts` where the state is
 A state that is declared in a `repeat` has a slice for each iteration, and so has its new value: the loop yields it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 from mtfc.compiler.diagnostics import Diagnostic, Label, Span

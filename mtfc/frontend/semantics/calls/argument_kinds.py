@@ -4,8 +4,6 @@ Such a function takes the argument as written, and returns the value that the ca
 error, for an argument of another kind.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

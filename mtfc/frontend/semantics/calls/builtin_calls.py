@@ -1,7 +1,5 @@
 """Elaborate calls of built-in functions by a table: the arguments of each function, and the equations that it makes."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

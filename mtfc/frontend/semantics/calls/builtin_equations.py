@@ -1,7 +1,5 @@
 """Make the equations of built-in functions: one function for each, which takes the arguments of a call as read."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from math import prod

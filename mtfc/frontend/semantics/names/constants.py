@@ -5,8 +5,6 @@ unbounded time or memory to evaluate. Dimensions may be declared in any order. T
 are computed from the size follow.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import takewhile

@@ -1,7 +1,5 @@
 """Find the devices of a machine by the names of their kinds: `cpu`, `gpu[2]`, `gpu[0..3]`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 
 from mtfc.compiler.cost.hardware import MOST_DEVICES, DeviceGraph

@@ -7,8 +7,6 @@ each other, and never a user's file.
 A function given by the caller reads the files.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from pathlib import PurePath
 from typing import TypeVar

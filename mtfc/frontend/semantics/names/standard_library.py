@@ -4,8 +4,6 @@ A declaration of the library is parsed when it is used, so that an import costs 
 each declaration begins in the first column; so a module can be divided into declarations without parsing it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache

@@ -9,8 +9,6 @@ slice. An optimizer sees only the dimensions of its parameter, under the names o
 the parameter is legal for its update: see `ir/training.py`.
 """
 
-from __future__ import annotations
-
 from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping
 

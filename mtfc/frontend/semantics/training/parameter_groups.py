@@ -5,8 +5,6 @@ pattern is matched against full names of parameters, like a shell pattern; `*` a
 parameter decides, so general entries come first and exceptions after them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import cached_property

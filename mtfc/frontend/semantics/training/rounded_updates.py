@@ -1,7 +1,5 @@
 """Warn about updates that 16 bits round away: W605 for a number of the optimizer, W606 for whole steps."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from math import ceil, log2, sqrt

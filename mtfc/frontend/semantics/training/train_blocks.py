@@ -1,7 +1,5 @@
 """Elaborate `train` blocks: the loss, the updates of parameters, the precision, the reports and the other entries."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 

@@ -6,8 +6,6 @@ task's operands are there. The module has the public names of other modules (`co
 `PARAMETERS`, `STATE` and `INPUTS` list the device and the region of each piece. Outputs are whole, each on one device.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from mtfc.backends.common.module import (

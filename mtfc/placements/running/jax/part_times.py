@@ -5,8 +5,6 @@ under a key that names its equations and sizes: parts of other operators, networ
 warm, and calls are queued without waiting, as in a step.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from hashlib import sha256

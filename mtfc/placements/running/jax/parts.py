@@ -5,8 +5,6 @@ of a function, and functions with equal texts, up to names and comments, are one
 different ones, however many parts and layers there are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 

@@ -4,8 +4,6 @@ Data and sums are those of the search's task graph: a value goes from the part t
 cotangent returns the same way. A device that needs the same elements twice receives them once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ A parameter, an input and a state of the optimizer are stored in pieces. A devic
 parts need.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 import attrs

@@ -5,8 +5,6 @@ operands. A sum over a parameter, as in the norm of all gradients, is a number: 
 number is computed on device 0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 

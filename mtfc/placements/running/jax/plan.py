@@ -1,7 +1,5 @@
 """The plan of a placed module: operator graphs under the placement, and where the pieces of all arrays are between calls."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cached_property
 

@@ -1,7 +1,5 @@
 """The functions of a placed module: passes of all micro-batches, sums of gradients, and what follows them on pieces."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from textwrap import indent

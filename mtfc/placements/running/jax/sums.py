@@ -1,7 +1,5 @@
 """The sums of gradients over passes, and over the devices that hold the same elements of a parameter."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 from mtfc.compiler.ir.types import ITEM_BYTES

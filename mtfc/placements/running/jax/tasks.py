@@ -5,8 +5,6 @@ ready task of the earliest micro-batch, its backward pass first. Then stages of 
 micro-batches are under way as there are devices.
 """
 
-from __future__ import annotations
-
 import heapq
 import keyword
 from collections import Counter

@@ -5,8 +5,6 @@ optimizer that works element by element updates each piece by itself. One that l
 Adafactor, gets it: each device that uses such a parameter holds it whole.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 
 import attrs
