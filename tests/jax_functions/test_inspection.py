@@ -161,7 +161,7 @@ def test_verdicts() -> None:
     assert [line for _, line in found.exceeding] == [1, 2, 3]
     assert [found.verdict(place) for place in found.exceeding] == [
         "plan.apply mends it",
-        "plan.apply mends a part",
+        "plan.apply avoids 33.3 % of the excess",
         "only plan.step avoids it",
     ]
     elsewhere = sent(_3=20)
