@@ -22,7 +22,7 @@ from mtfc.compiler.diagnostics import CompileError, Diagnostic
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import print_program
 from mtfc.driver.errors import UsageError, diagnostic_in_python, public
-from mtfc.driver.loading.cases import MultiMeshCase, PlacementCase
+from mtfc.driver.loading.cases import MultiMeshCase
 from mtfc.driver.loading.choice import Choice, settings_of
 from mtfc.driver.loading.selection import Case, LayoutOnMesh, choose
 from mtfc.driver.loading.sources import Sources, showing
@@ -159,11 +159,6 @@ class Compiled:
         return self._source("jax")
 
     def _source(self, backend: str) -> str:
-        if isinstance(self._case, PlacementCase) and backend != "jax":
-            name = self._case.name
-            raise UsageError(
-                f"`{name}` is a placement, which only a JAX module runs; `mtfc.verify` compares it on NumPy, too"
-            )
         return self._case.source(self._placed, backend, "module")
 
     @public
@@ -178,7 +173,7 @@ class Compiled:
     @cached_property
     def _on_devices(self) -> JaxProgram:
         """The program on JAX's devices. Raises `Unavailable`."""
-        return execution.jax_program(self._case, self._source("jax"))
+        return execution.jax_program(self._source("jax"))
 
     @property
     def abstract_state(self) -> TrainState:
@@ -481,8 +476,6 @@ def _compiled(text: str, file: PathOption, choice: Choice) -> Compiled:
             text, file, choice, neighbour=sources.neighbour, or_placement=True, or_multi_mesh=True
         )
         case = selection.case
-        if isinstance(case, PlacementCase):
-            case.check()
         return Compiled(selection.hardware, case.placed(selection.program), case)
 
 

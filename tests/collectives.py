@@ -3,8 +3,6 @@
 A collective without a reason here fails the test of that document.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache

@@ -6,8 +6,6 @@ JAX. All other commands go to a server without JAX: they must do without. `Start
 signals to the fork.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import json

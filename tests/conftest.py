@@ -4,8 +4,6 @@ and eight virtual devices for JAX, set before anything imports JAX.
 A failing case of other tests than properties is shown as it was drawn; `pytest --hypothesis-profile shrink` makes it small.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import sys

@@ -15,8 +15,6 @@ A fenced block means something to a test by the words after its language:
 `pytest --update-golden` puts in what the commands print, and what is generated.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import os
@@ -102,7 +100,7 @@ class Session:
     searches: Path
 
     @classmethod
-    def start(cls, folder: Path, programs: Path) -> Session:
+    def start(cls, folder: Path, programs: Path) -> "Session":
         """Start a session in a folder. programs: a folder with `mtfc` and `python`."""
         shutil.copytree(ROOT / "examples", folder / "examples")
         return cls(folder, environment(programs), programs)

@@ -1,7 +1,5 @@
 """Compile and run source texts in all ways: on the interpreter, on both backends, under each layout."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """`jax.grad` of an emitted `forward`, in the way a user of a module calls it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -5,8 +5,6 @@ text that the message names as the remedy, and the right text. `ON_THE_COMMAND_L
 remedy, and the right arguments. `IN_PYTHON`: the wrong call, the message, the remedy, and the right call.
 """
 
-from __future__ import annotations
-
 MODEL = """\
 import nn
 import losses
@@ -191,6 +189,10 @@ ON_THE_COMMAND_LINE: tuple[tuple[str, str, str, str], ...] = (
     ("simulate model.mtf --target H10", "E313]: unknown hardware `H10`", "`h100`", "simulate model.mtf --target h100"),
     ("run model.mtf --params parms.npz", "E501]: cannot read arrays", "params.npz", "run model.mtf --params params.npz"),
     ("run model.mtf --data dat/x.npz", "E501]: cannot read arrays", "data/x.npz", "run model.mtf --data data/x.npz"),
+    ("search model.mtf -o best.json", "the result is a FILE", "-o best.mtf",
+     "search model.mtf --devices 2 --budget 0.1 -o best.mtf"),
+    ("search mine:step --args mine:example --devices 2 -o best.mtf", "a plan of a function", "-o best.json",
+     "search mine:step --args mine:example --devices 2 --budget 0.1 -o best.json"),
     ("help tutoral", "no help about `tutoral`", "`tutorial`", "help tutorial"),
 )  # fmt: skip
 
@@ -231,7 +233,12 @@ IN_PYTHON: tuple[tuple[str, str, str, str], ...] = (
      "p.plan({}, {'data': 8}, memory='80GiB')"),
     ("p.search('8')", "`devices` is a whole number", "from 1 on", "p.search(8, budget=0.1)"),
     ("p.search(8, 'h10')", "unknown hardware `h10`", "`h100`", "p.search(8, 'h100', budget=0.1)"),
-    ("plan.step(w)", "no array at [1]", "structure", "plan.step(w, x)"),
+    ("plan.step(w)", "do not fit the function", "'x'", "plan.step(w, x)"),
+    ("plan.step(w, z=x)", "do not fit the function", "'x'", "plan.step(w, x=x)"),
+    ("plan.step(w, x, x)", "too many positional", "the function", "plan.step(w, x)"),
+    ("plan.step(w, {'a': x})", "an array at x/a", "no array at x", "plan.step(w, x)"),
+    ("plan.step(w, None)", "no array at x,", "structure", "plan.step(w, x)"),
+    ("plan.step(w, x=1)", "x has shape ()", "(8, 16)", "plan.step(w, x=x)"),
     ("plan.step(w, x10)", "splits `batch` over data in 4 parts", "multiple of 4", "plan.step(w, x12)"),
     ("plan.step(gone, x)", "donated to an earlier call", "`plan.step`", "plan.step(w, x)"),
     ("plan.step(w, x.astype(int))", "array of int32", "convert it", "plan.step(w, x.astype(float))"),

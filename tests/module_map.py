@@ -1,7 +1,5 @@
 """`make map`: print each module of mtfc with the first sentence of its docstring, folder by folder."""
 
-from __future__ import annotations
-
 import ast
 import re
 from itertools import groupby

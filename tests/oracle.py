@@ -4,8 +4,6 @@ It shares only the IR's data structures with the compiler: not the ops' `evaluat
 gradients must match `jax.grad` of the oracle.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Write the parser's tables after a change to the grammar: `make tables` runs this."""
 
-from __future__ import annotations
-
 import json
 import zlib
 from collections.abc import Iterator

@@ -4,8 +4,6 @@
 below an assignment counts as its docstring.
 """
 
-from __future__ import annotations
-
 import ast
 import sys
 from collections.abc import Iterator, Sequence

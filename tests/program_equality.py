@@ -1,7 +1,5 @@
 """Structural comparison of two programs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

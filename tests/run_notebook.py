@@ -1,7 +1,5 @@
 """Run the tutorial notebook in a kernel of Jupyter, for `make notebook`: its cells end as they say, and show rich results."""
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """Means and norms of 16-bit numbers are computed in f32 and rounded once, even where sums and squares are no numbers of f16."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The Python API: the same options as the command, and errors as exceptions."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import pickle

@@ -1,7 +1,5 @@
 """The shape of the code: imports go downward only, files and functions stay short, starting stays fast."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import io

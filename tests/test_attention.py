@@ -1,7 +1,5 @@
 """Attention as one op: it is found in many forms, and computes what separate ops compute, whole and split, on both backends."""
 
-from __future__ import annotations
-
 import os
 import re
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """`fuse-attention` on gradients that a program computes already: the equations of separate ops become the ops for gradients."""
 
-from __future__ import annotations
-
 import attrs
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """The figures of `make bench` that no clock decides."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The texts of classes that `mtfc/compiler/records.py` makes are those of attrs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import attrs

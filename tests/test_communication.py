@@ -3,8 +3,6 @@
 Each case states all collectives of a function: kind, mesh axes, and elements of one processor's operand.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

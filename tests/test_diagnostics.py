@@ -4,8 +4,6 @@ Imported files follow the source, each after a line `=== NAME.mtf`. `pytest --up
 read the diff afterwards.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The readme's network on real handwritten digits: it learns, and its losses agree under all layouts and backends."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

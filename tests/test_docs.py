@@ -1,7 +1,5 @@
 """Test `docs/`: commands print the text that is shown, examples give the diagnostics below them, tables list everything."""
 
-from __future__ import annotations
-
 import ast
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """The networks in `examples/`: they check at paper size, have the published numbers of parameters, and verify at a small size."""
 
-from __future__ import annotations
-
 import os
 import re
 from functools import cache

@@ -1,7 +1,5 @@
 """Terms of a pending f16 sum are f32 numbers until the sum is complete: partial sums that f16 cannot hold change no result."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Factors are taken out of sums that would wait for them, and out of no others."""
 
-from __future__ import annotations
-
 from random import Random
 
 import attrs

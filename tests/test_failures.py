@@ -1,7 +1,5 @@
 """A failing random program ends as a small file, with the pass that is wrong: tests with planted faults."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

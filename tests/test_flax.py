@@ -1,7 +1,5 @@
 """Test training against models written by hand in Flax NNX and optax: the losses of 50 steps, under several layouts."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks import peer_flax

@@ -1,7 +1,5 @@
 """The forms of a layout reach every command, and searches choose them by price."""
 
-from __future__ import annotations
-
 import json
 from math import inf
 from pathlib import Path

@@ -5,8 +5,6 @@ sequences, and its output at a position depends only on earlier positions. So on
 after each prefix.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -83,7 +81,7 @@ class Workplace:
     folder: Path
 
     @classmethod
-    def trained(cls, case: Case, folder: Path, **inputs: Any) -> Workplace:
+    def trained(cls, case: Case, folder: Path, **inputs: Any) -> "Workplace":
         """Return the case with parameters after a few training steps on these inputs."""
         text = (FOLDER / f"{case.file}.mtf").read_text("utf-8")
         text = text.replace("  precision = { params: f32, compute: bf16 }\n", "")

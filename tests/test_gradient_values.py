@@ -1,7 +1,5 @@
 """`gradients(loss, [w, x])` in a model: values that can be differentiated again, against `jax.grad` of `jax.grad`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """Graphs built in Python: they are programs of the language, and errors name the line of Python."""
 
-from __future__ import annotations
-
 import gc
 import os
 from pathlib import Path

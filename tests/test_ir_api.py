@@ -1,7 +1,5 @@
 """Test `mtfc.ir`: build, print, parse, verify, run passes, interpret, lower and emit programs."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Sums of dots become one dot, where that takes less time."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import attrs

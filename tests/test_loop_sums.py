@@ -1,7 +1,5 @@
 """The sums that loops carry for gradients: added in place, and each counted once."""
 
-from __future__ import annotations
-
 import pytest
 
 from mtfc.compiler.ir.core import walk

@@ -1,7 +1,5 @@
 """Loops with `while`: they end when data says so, and mean the same under every layout and on both backends."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

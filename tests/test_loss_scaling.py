@@ -1,7 +1,5 @@
 """Loss scaling: steps with f16 gradients against a loop written by hand in JAX, under every layout and on both backends."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

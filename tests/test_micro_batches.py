@@ -1,7 +1,5 @@
 """`accumulate = K`: a step over K micro-batches equals a step over one batch K times as large, if the loss is a mean."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """State in models: a training step replaces it, every other run reads it and leaves it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

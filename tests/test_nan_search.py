@@ -1,7 +1,5 @@
 """The search for the equation that makes the first number that is not finite in a training step."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

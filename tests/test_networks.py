@@ -3,8 +3,6 @@
 `test_examples.py` counts their parameters and verifies them.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Notebooks: the cell magic, and what objects show there. `make notebook` runs the tutorial in a real kernel."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from copy import copy

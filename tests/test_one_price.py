@@ -1,7 +1,5 @@
 """One price: the search and `mtfc simulate` have the same seconds and bytes for the same layout on the same machine."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

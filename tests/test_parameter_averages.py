@@ -1,7 +1,5 @@
 """`average = d` in a `train` block: a step keeps an exponential moving average of each parameter that it trains."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax.numpy as jnp

@@ -1,7 +1,5 @@
 """Parameter groups: an optimizer for some parameters, and frozen ones, against optax step by step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 Bugs of Mesh-TensorFlow were reproduced with version 0.1.21; the others are named by their issue.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The promise of docs/language.md for pending sums that pass through factors which are 0, infinite or NaN, on both backends."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Pipelines compute what the undistributed program computes, idle ticks leave no trace, and parameters stay on their stage."""
 
-from __future__ import annotations
-
 import re
 
 import attrs

@@ -1,7 +1,5 @@
 """Training from Python: the state as a pytree, and the functions of a compiled model under JAX's transformations."""
 
-from __future__ import annotations
-
 import doctest
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Test that `README.md` shows the examples as they are."""
 
-from __future__ import annotations
-
 import re
 
 from mtfc.compiler.ir.ops.collectives import KINDS

@@ -3,8 +3,6 @@
 Each goes through all checks of the random programs.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`report`: the values that a training step returns besides the loss."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

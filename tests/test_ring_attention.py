@@ -1,7 +1,5 @@
 """Attention whose queries and keys are split alike: rings and all-to-alls give what one device gives."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import attrs

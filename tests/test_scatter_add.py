@@ -1,7 +1,5 @@
 """`scatter_add` in files: the reverse of `gather`, under layouts that split any of its dimensions."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

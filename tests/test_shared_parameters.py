@@ -1,7 +1,5 @@
 """`f(y) sharing tower`: a call with the parameters of an earlier call."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """Equations between two sums over an axis run on parts: results stay the same, and so do the bytes that are sent."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import attrs

@@ -1,7 +1,5 @@
 """`stack` and `unstack`: values, gradients and layouts."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from tests.harness import agree, reference

@@ -1,7 +1,5 @@
 """The training step against definitions that share no code with it: `mtfc verify --step`, and the definitions against optax."""
 
-from __future__ import annotations
-
 import os
 import re
 from inspect import signature

@@ -1,7 +1,5 @@
 """`params: { *: axes }`: each parameter is stored split along a dimension that divides; this is FSDP."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

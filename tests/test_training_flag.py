@@ -1,7 +1,5 @@
 """`training`: true in a training step and where gradients are computed, false in every other run of a model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

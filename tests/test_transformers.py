@@ -3,8 +3,6 @@
 `test_examples.py` checks them at full size, and verifies their training at a small size.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from math import prod

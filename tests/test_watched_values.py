@@ -1,7 +1,5 @@
 """`watch` hands out values beside the outputs: from functions and loops, in `forward` and in training steps."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

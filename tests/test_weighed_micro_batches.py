@@ -1,7 +1,5 @@
 """`weigh_by = tokens`: a step over K micro-batches equals one over a batch K times as large, for a loss per token."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

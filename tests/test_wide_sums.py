@@ -1,7 +1,5 @@
 """`reduce: f32`: gradients of parameters are summed in f32, over processors, uses and iterations."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -4,8 +4,6 @@
 unknown flag ends the process, so the flag below is given only to versions of XLA that are known to have it.
 """
 
-from __future__ import annotations
-
 import os
 from functools import cache
 from importlib.metadata import version

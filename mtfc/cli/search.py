@@ -28,7 +28,7 @@ from typing import TextIO
 from mtfc.cli.options import FORMAT, MODEL, Options, program
 from mtfc.cli.progress import figures_line
 from mtfc.driver.data.files import write_text
-from mtfc.driver.errors import INTERRUPTED, OK, say
+from mtfc.driver.errors import INTERRUPTED, OK, UsageError, say
 from mtfc.driver.options import ChainOptions, SearchOptions
 from mtfc.driver.searching.search import DEFAULT_TARGET, SPACES, search
 from mtfc.driver.searching.space import SearchAnswer
@@ -73,8 +73,9 @@ RECORDS = SearchOptions, ChainOptions
 
 
 def run(options: Options) -> int:
-    to = options.check_outputs("-o", "--export")
     given = options.record(SearchOptions, chains=options.record(ChainOptions))
+    _check_suffix(options.output, given.choice.source is not None)
+    to = options.check_outputs("-o", "--export")
     try:
         with figures_line(".4g", options.budget):
             found = search(given, options.sources, exports=options.export is not None)
@@ -83,6 +84,17 @@ def run(options: Options) -> int:
         return INTERRUPTED
     _show(found, options, to)
     return OK
+
+
+def _check_suffix(path: str | None, is_function: bool) -> None:
+    """Raise `UsageError` if the name of a result says another kind of file: plans of functions are JSON."""
+    right, wrong, what = (
+        (".json", ".mtf", "plan of a function of JAX")
+        if is_function
+        else (".mtf", ".json", "FILE with a layout")
+    )
+    if path is not None and path.endswith(wrong):
+        raise UsageError(f"-o {path}: the result is a {what}: write -o {path.removesuffix(wrong)}{right}")
 
 
 def _show(found: SearchAnswer, options: Options, to: TextIO) -> None:

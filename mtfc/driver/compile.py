@@ -29,7 +29,7 @@ from mtfc.compiler.passes.pipelines import (
 )
 from mtfc.compiler.passes.recompute import Recompute
 from mtfc.driver.errors import UsageError, raised_as
-from mtfc.driver.loading.cases import MultiMeshCase, PlacementCase
+from mtfc.driver.loading.cases import CaseOnDevices
 from mtfc.driver.loading.ir_files import is_ir, read_ir
 from mtfc.driver.loading.memory_limit import limit_of, run_limited
 from mtfc.driver.loading.selection import LayoutOnMesh, select
@@ -112,28 +112,21 @@ def _read(options: CompileOptions, sources: Sources) -> tuple[Program | Emitted,
     return case.placed(selection.program), "global", case.limit
 
 
-def _emitted_otherwise(
-    options: CompileOptions, case: PlacementCase | MultiMeshCase, program: Program
-) -> Emitted:
+def _emitted_otherwise(options: CompileOptions, case: CaseOnDevices, program: Program) -> Emitted:
     """Return the module of a placement or of a layout of several meshes. Raises `UsageError` for any other text."""
     placed = attrs.evolve(program, mesh=case.mesh, layout=case.layout)
     if options.train and placed.training is None:
         raise UsageError(f"model {placed.name} has no training step: there is no `train` block for it")
-    is_placement = isinstance(case, PlacementCase)
-    if is_placement and options.emit != "jax":
-        raise UsageError(f"`{case.name}` is a placement, whose operators are a JAX module: --emit jax")
-    if options.emit not in ("spmd", *BACKENDS):
-        raise UsageError(f"`{case.name}` is a layout of several meshes: --emit spmd, {' or '.join(BACKENDS)}")
+    if options.emit not in case.emits:
+        texts = " or ".join(", ".join(case.emits).rsplit(", ", 1))
+        raise UsageError(f"`{case.name}` is {case.kind}{case.content}: --emit {texts}")
     for_passes = {
         "--passes": options.passes,
         "--stop-after": options.stop_after,
         "--print-ir-after": options.print_ir_after,
     }
-    what = "which is" if is_placement else "whose segments are"
-    case.refuse(for_passes, f", {what} not lowered by passes as a whole")
-    if isinstance(case, MultiMeshCase) and options.emit == "spmd":
-        return Emitted(options.emit, placed, "\n".join(case.segment_texts(program, options.locations)))
-    return Emitted(options.emit, placed, case.source(program, options.emit))
+    case.refuse(for_passes, f", {case.unlowered} not lowered by passes as a whole")
+    return Emitted(options.emit, placed, case.text(program, options.emit, options.locations))
 
 
 def syntax_tree(file: str, sources: Sources, as_json: bool) -> str:

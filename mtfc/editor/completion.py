@@ -184,9 +184,9 @@ def _cursor(before: Sequence[Token], line: int, column: int, word: str, in_comme
     return Cursor(line, column, word, before[start:], brackets, before[top:], in_comment)
 
 
-def name_of(token: Token, file: str = "") -> ast.Name | ast.Path:
+def name_of(token: Token) -> ast.Name | ast.Path:
     """Return the node of a name's token."""
-    span: Span = token.span(file)
+    span: Span = token.span("")
     return ast.Path(span, tuple(token.text.split("."))) if "." in token.text else ast.Name(span, token.text)
 
 
@@ -244,7 +244,7 @@ class Completion:
     def body(self) -> Body | None:
         return self.file.body_at(self.cursor.line)
 
-    def is_in(self, keyword: str, text: str = "{") -> bool:
+    def is_in(self, keyword: str) -> bool:
         """Return True if the cursor is in braces of a declaration with a keyword."""
         return self.cursor.keyword == keyword and bool(self.cursor.brackets)
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mtfc.backends.common.checks import check, check_whole, entries
-from mtfc.backends.jax.prelude import MESH
 from mtfc.placements.running.jax.prelude import assembled, cut
 
 if TYPE_CHECKING:
@@ -69,8 +68,6 @@ def on(mesh):
         run = make()
 
         def call(*arguments):
-            MESH.clear()
-            MESH.update(MESHES[mesh])
             with jax.set_mesh(mesh_of(mesh)):
                 return settled(run(*arguments), mesh_of(mesh))
 

@@ -145,9 +145,9 @@ class _Module:
             yield writer.text()
 
     def mesh_tables(self) -> str:
-        """Return the tables of meshes; `MESH` is the one on which a segment runs."""
+        """Return the tables of meshes."""
         meshes = [(mesh.name, _axes(mesh)) for mesh in self.multi_mesh.meshes]
-        return f"MESH = {{}}\nMESHES = {dict_text(meshes, indent=0)}\n"
+        return f"MESHES = {dict_text(meshes, indent=0)}\n"
 
     def needed(self, sections: Sequence[str], public: Iterable[str]) -> list[str]:
         """Return the other functions of the prelude that sections need."""
@@ -214,7 +214,7 @@ class _NumpyModule(_Module):
         """Return the text of the module."""
         sent = definitions(numpy.PRELUDE)["SENT"]
         sections = [
-            f"{self.mesh_tables()}\n{self.tables()}\n{numpy.narrowed(self.program)}\n{sent}",
+            f"MESH = {{}}\n{self.mesh_tables()}\n{self.tables()}\n{numpy.narrowed(self.program)}\n{sent}",
             *numpy.initial(self.program),
             definitions(self.files)["on"],
             *self.functions(),

@@ -1,7 +1,5 @@
 """The share of attention that a kernel computes: blocks that a mask hides are left out, on each device and under each layout."""
 
-from __future__ import annotations
-
 from random import Random
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Charges of each equation of a placed program, checked by hand on IR text."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

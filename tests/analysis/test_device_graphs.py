@@ -1,7 +1,5 @@
 """Test machines of any shape: their declarations, the routes between devices, and their uniform parts."""
 
-from __future__ import annotations
-
 from itertools import pairwise, permutations
 from random import Random
 

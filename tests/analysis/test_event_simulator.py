@@ -1,7 +1,5 @@
 """Test the simulator: FlexFlow's example, and the equations of a timeline on random graphs."""
 
-from __future__ import annotations
-
 import random
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Test formulas of sizes: their values follow the arithmetic of numbers, and they print in the file's order."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

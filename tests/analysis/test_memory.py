@@ -1,7 +1,5 @@
 """Test the memory model on IR text, with figures worked out by hand: shared buffers, and the values alive at the peak."""
 
-from __future__ import annotations
-
 import pytest
 
 from mtfc.compiler.analysis.buffer_kinds import folded

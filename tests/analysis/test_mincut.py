@@ -1,7 +1,5 @@
 """Minimum cuts, against the maximum flow that SciPy finds."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

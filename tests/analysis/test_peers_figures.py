@@ -1,7 +1,5 @@
 """Mesh-TensorFlow 0.1.21's own figures for a two-layer network: elements all-reduced, summed over all processors."""
 
-from __future__ import annotations
-
 import pytest
 
 from mtfc.compiler.cost.sizes import Numbers

@@ -1,7 +1,5 @@
 """Provenance of collectives: every array that is sent has causes, and each cause is a rule of the layout."""
 
-from __future__ import annotations
-
 import re
 from random import Random
 

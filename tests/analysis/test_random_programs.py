@@ -1,7 +1,5 @@
 """Costs of random programs under random layouts: formulas against numbers, the memory model against its definition."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import pytest

@@ -3,8 +3,6 @@
 `pytest --update-golden` rewrites the texts; the diff is then to be read.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Chains of collectives: axes that stay together count as one, and many axes take the direct chain."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from random import Random

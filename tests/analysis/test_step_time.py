@@ -1,7 +1,5 @@
 """Test predicted times: figures worked out by hand, and invariants of random programs."""
 
-from __future__ import annotations
-
 import attrs
 import pytest
 

@@ -1,7 +1,5 @@
 """Meshes on machines, and the seconds of collectives against the formulas as their sources have them."""
 
-from __future__ import annotations
-
 import attrs
 import pytest
 

@@ -1,7 +1,5 @@
 """Test the bytes that TPU kernels move against the estimates of XLA's compiler, for single kernels and in networks."""
 
-from __future__ import annotations
-
 import attrs
 import pytest
 

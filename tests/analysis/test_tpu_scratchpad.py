@@ -1,7 +1,5 @@
 """Kernels of programs that lie in the scratchpad of a TPU, as its compiler makes them."""
 
-from __future__ import annotations
-
 import attrs
 import pytest
 

@@ -1,7 +1,5 @@
 """Padding on TPUs: against the layouts and cycles of XLA, and the properties that lower bounds rely on."""
 
-from __future__ import annotations
-
 import attrs
 import hypothesis.strategies as st
 import pytest

@@ -4,8 +4,6 @@ The paper's two layers stand in mid-network, so its model-parallel layout all-re
 In the example x is an input, whose gradient nobody wants: that leaves batch*io, and 10 instead of 12 operations per point.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 

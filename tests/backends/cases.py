@@ -1,7 +1,5 @@
 """A small program for every op, with operands that are hard for its text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from typing import Any

@@ -4,8 +4,6 @@ A test that asks for `emulated` runs all of a generated module but the kernel it
 compares the emulation with the implementation for XLA.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax.numpy as jnp

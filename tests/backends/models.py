@@ -1,7 +1,5 @@
 """Small global programs for the tests of backends, built by hand, and their results computed independently."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 

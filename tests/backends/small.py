@@ -1,7 +1,5 @@
 """Small programs over dimensions of odd sizes, one for every op, and placements that are legal for all of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from itertools import permutations
 from typing import Any

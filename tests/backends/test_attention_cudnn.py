@@ -1,7 +1,5 @@
 """Attention by cuDNN on GPUs: which attention it takes, what is lowered for CUDA, and its numbers by an emulated cuDNN."""
 
-from __future__ import annotations
-
 import re
 from functools import partial
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Calibration: its text declares the measured hardware, and its kernels measure what they should."""
 
-from __future__ import annotations
-
 import platform
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Generated modules of both backends refuse arrays that they are not compiled for, with the same messages."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

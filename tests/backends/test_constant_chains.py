@@ -1,7 +1,5 @@
 """Numbers that follow each other are not merged by XLA where that overflows or underflows, or hides that the program does."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

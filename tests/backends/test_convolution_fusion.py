@@ -1,7 +1,5 @@
 """Convolution fusion: the equations that one convolution or pooling replaces in JAX, and its results."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

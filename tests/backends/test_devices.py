@@ -1,7 +1,5 @@
 """The devices of JAX programs. Each case has a process of its own, as JAX makes its devices once."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Dots on CPU: the operands that XLA transposes, compared with its compiled text, and how the JAX backend avoids it."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

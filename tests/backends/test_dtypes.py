@@ -1,8 +1,6 @@
 """Every op on every dtype that it accepts: the interpreter and both backends, whole and split, against f64 and JAX."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -156,13 +154,6 @@ PLACEMENTS = (
     (GRID, layout(a="rows", b="cols")),
     (GRID, layout(b="rows", d="cols")),
 )
-
-
-@pytest.fixture(autouse=True)
-def narrow_again() -> Iterator[None]:
-    """A module that computes in f64 switches all of JAX to it."""
-    yield
-    jax.config.update("jax_enable_x64", False)
 
 
 def program_of(dtype: str, build: dict[str, Build]) -> Program:

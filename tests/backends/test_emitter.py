@@ -1,7 +1,5 @@
 """The text of generated functions: names, numbers, comments and line breaks."""
 
-from __future__ import annotations
-
 import ast
 import re
 

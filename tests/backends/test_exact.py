@@ -1,7 +1,5 @@
 """The exact check finds wrong gradients, also where some elements have no meaning in the field."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

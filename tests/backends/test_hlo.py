@@ -1,7 +1,5 @@
 """Reading HLO: each form in which XLA writes a collective, and the collectives in compiled JAX programs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Parts are dealt out to processors in turn: both backends do what the whole array says, and send what is predicted."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

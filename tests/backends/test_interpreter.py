@@ -1,7 +1,5 @@
 """The reference interpreter, against JAX before placement, and against itself at every stage of a compilation."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import attrs

@@ -1,12 +1,9 @@
 """The generated JAX module: its results, its communication, and its use."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +36,6 @@ LAYOUTS = [
     (CUBE, layout(b="planes rows", a="cols")),
     (THIN, layout(a="rows", b="cols planes")),
 ]
-
-
-@pytest.fixture(autouse=True)
-def narrow_again() -> Iterator[None]:
-    """A module that computes in f64 switches all of JAX to it."""
-    yield
-    jax.config.update("jax_enable_x64", False)
 
 
 def close(found: Any, expected: Any, tolerance: float = 1e-5) -> None:

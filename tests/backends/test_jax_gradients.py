@@ -1,7 +1,5 @@
 """`jax.grad` of emitted modules: ops without a derivative in JAX, or with another derivative, and the examples."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 
@@ -63,38 +61,22 @@ model m(x: f64[io]) {
     [
         "sum(nn.softmax(x * w, io) * x)", "sum(max(x * w, over = [io]) * w)", "sum(min(x * w, over = [batch]))", "max(x * w)",
         "sum(abs(x * w))", "sum(relu(x * w)) + sum(maximum(x, w))",
+        "sum(best * best + 2.0 * best) + sum(w)",  # zeros among the largest
+        "sum(max(window(x * w, io -> [out, kernel], dilation = 2), over = [kernel]))",
     ],
 )  # fmt: skip
 def test_ops_that_jax_differentiates_otherwise(loss: str) -> None:
+    """JAX has no derivative of its own `reduce_window` of dilated windows."""
     agree(f"""
 import nn
+dim few = 3
+dim out = 4
+dim kernel = 3
 model m(x: f64[batch, io], w: f64[batch, io]) {{
+  best, indices = top_k(x, io -> few)
   loss = {loss}
   return loss
 }}
-""")
-
-
-def test_zeros_among_the_largest_have_a_gradient() -> None:
-    agree("""
-dim best = 3
-model m(x: f64[batch, io]) {
-  values, indices = top_k(x, io -> best)
-  loss = sum(values * values + 2.0 * values)
-  return loss
-}
-""")
-
-
-def test_maximum_of_dilated_windows() -> None:
-    """JAX has no derivative of its own `reduce_window` here."""
-    agree("""
-dim out = 4
-dim kernel = 3
-model m(x: f64[batch, io]) {
-  loss = sum(max(window(x, io -> [out, kernel], dilation = 2), over = [kernel]))
-  return loss
-}
 """)
 
 

@@ -1,7 +1,5 @@
 """Every name of the language can be the name of a value, whatever generated modules use it for."""
 
-from __future__ import annotations
-
 import builtins
 import keyword
 from functools import cache

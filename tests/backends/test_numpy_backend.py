@@ -1,7 +1,5 @@
 """The generated NumPy module against the reference interpreter: every op and collective, on every processor."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

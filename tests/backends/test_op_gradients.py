@@ -1,7 +1,5 @@
 """Gradients of ops that look up, count or choose, whole and split: against `jax.grad` and against finite differences."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import attrs

@@ -1,7 +1,5 @@
 """Random numbers: JAX's streams, drawn from the global index, with the same bits on all devices and backends."""
 
-from __future__ import annotations
-
 import re
 import zlib
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The registry of backends, and the records of collectives that all consumers read."""
 
-from __future__ import annotations
-
 import pytest
 
 from mtfc.backends.calibrate.kernels import COLLECTIVES as MEASURED

@@ -4,8 +4,6 @@ The interpreter and both backends must give what `jax.numpy` gives, whole and sp
 name each case in which they differ on purpose.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any

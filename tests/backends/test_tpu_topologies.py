@@ -1,7 +1,5 @@
 """The TPU compiler: the error without libtpu, and the cycles of a compiled dot with it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """`value_and_grad` of emitted modules: the gradients of a training step, for another optimizer than the file's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The browser of these tests: MTFC_BROWSER, or the one that `make browser-test` fetches."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -3,8 +3,6 @@
 `make browser-test` brings Playwright and the browser; without them these tests are skipped.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import time

@@ -3,8 +3,6 @@
 The editor is code-server's build of VS Code for browsers. Its own server runs the extension, which starts `mtfc lsp`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Checks that end, hang or end their process. They import nothing, so that a child runs them at once."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator, Sequence

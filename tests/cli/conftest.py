@@ -1,7 +1,5 @@
 """Fixtures that run the command in this process, in a folder of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Weights are those of `GPT2LMHeadModel.state_dict()` in safetensors: of shape [inputs, outputs], and without `lm_head.weight`.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 VOCAB, LENGTH, MODEL, LAYERS, HEADS = 61, 16, 24, 3, 4

@@ -4,8 +4,6 @@ It is written from the definitions, with none of mtfc's code: RMSNorm, grouped-q
 and a gated feed-forward layer. Weights are those of `LlamaForCausalLM.state_dict()`, of shape [outputs, inputs].
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

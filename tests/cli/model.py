@@ -1,7 +1,5 @@
 """A small model, and the outcome of a command."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`verify --all-sizes`: the check at small sizes says what the check at a program's own sizes says, and names its sizes."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Parameters in NPZ files, safetensors files and folders of shards: read by name, one at a time, and written back."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

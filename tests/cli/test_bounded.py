@@ -1,7 +1,5 @@
 """`verify` ends: a check that hangs, or that ends its process, is a sentence, and the next check goes on."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

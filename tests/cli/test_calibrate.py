@@ -1,7 +1,5 @@
 """`mtfc calibrate`: the written file is a target of `simulate`."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`mtfc check`: verdict, diagnostics as text and JSON, layouts of the file and of the command line."""
 
-from __future__ import annotations
-
 import io
 import re
 from pathlib import Path

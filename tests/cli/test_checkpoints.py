@@ -1,7 +1,5 @@
 """Checkpoints of `mtfc train`: resuming, keeping, starting over; damage, a full disk and numbers that are not finite."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -1,7 +1,5 @@
 """The start and the end of the command: help, exit statuses, streams, and no tracebacks."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

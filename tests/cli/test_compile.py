@@ -1,7 +1,5 @@
 """`mtfc compile`: all kinds, output files, and the options about passes."""
 
-from __future__ import annotations
-
 import json
 import re
 from itertools import pairwise

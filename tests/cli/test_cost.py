@@ -1,7 +1,5 @@
 """`mtfc cost`: the shape of its output, as text and JSON."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`--debug-nans`: training that ends with a number which is not finite shows the line that made it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`mtfc diff`: two layouts, line by line."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

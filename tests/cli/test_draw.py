@@ -1,7 +1,5 @@
 """`mtfc draw`: layouts and placements as SVG, with the parts that devices hold."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from xml.etree import ElementTree
 

@@ -1,7 +1,5 @@
 """No result is lost: outputs are checked before work begins, and a training run that ends early saves its results."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

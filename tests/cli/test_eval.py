@@ -1,7 +1,5 @@
 """`mtfc eval`, and the evaluations of `mtfc train`: every row counts, at any size of a batch; the best checkpoint stays."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`mtfc help`, `new`, `doctor`, `completion`, `explain CODE`, and colours."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

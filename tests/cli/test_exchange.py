@@ -1,7 +1,5 @@
 """`mtfc export` and `mtfc import`: weights of a Llama from other libraries against an oracle, maps, and their errors."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

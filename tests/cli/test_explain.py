@@ -1,7 +1,5 @@
 """`mtfc explain`: the rules that cause each collective, as text and JSON."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.cli.conftest import Mtfc

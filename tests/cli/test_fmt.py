@@ -1,7 +1,5 @@
 """`mtfc fmt`: files are rewritten completely or not at all."""
 
-from __future__ import annotations
-
 import io
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`MODULE:GRAPH` in the place of a file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Files that nobody vouches for: each is refused in a sentence, soon, and without reading what its header claims."""
 
-from __future__ import annotations
-
 import os
 import struct
 import time

@@ -1,7 +1,5 @@
 """`mtfc inspect`: what XLA compiles a step to, beside the prediction, in total and by line."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Functions of JAX in the place of a .mtf file: `MODULE:FUNCTION` with `--args`."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Test messages that name the cause and the next step: of parameters, resumed runs, data with NaN, and several mistakes."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

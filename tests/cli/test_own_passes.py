@@ -1,7 +1,5 @@
 """Passes of one's own: given in Python, or by entry points of installed packages."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path

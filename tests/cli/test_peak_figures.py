@@ -1,7 +1,5 @@
 """Predictions from peak figures say so: as a line of the report, and as a key of the record."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Commands take a placement wherever they take a layout: it runs on JAX's devices."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable
@@ -148,7 +146,7 @@ def test_compile_writes_a_module_that_runs_without_mtfc(mtfc: Mtfc, file: Path) 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("run", "--backend", "numpy"), "is a placement, which runs on JAX's devices: --backend jax"),
+        (("run", "--backend", "numpy"), "is a placement, which runs on JAX's devices: `--backend jax`"),
         (("run", "--passes", "dce"), "is a placement, which is not lowered by passes: no --passes"),
         (("compile", "--emit", "jax", "--passes", "dce"), "not lowered by passes as a whole: no --passes"),
         (("train", "--memory", "1GiB"), "is a placement, which is not lowered by passes: no --memory"),
@@ -280,7 +278,7 @@ def test_python_says_what_a_placement_lacks() -> None:
     state = placed.init()
     wrong: list[tuple[Callable[[], object], str]] = [
         (lambda: placed.program, "`split` is a placement, whose processors run different programs"),
-        (placed.numpy, "only a JAX module runs; `mtfc.verify` compares it on NumPy, too"),
+        (placed.numpy, "runs on JAX's devices: `backend='jax'` (`mtfc verify` compares it on NumPy, too)"),
         (lambda: placed.value_and_grad(state, batch), "`state.params`, and not the whole state"),
         (lambda: jax.jit(placed.forward)(state.params, batch), "which JAX cannot trace as one"),
         (lambda: placed.forward({"w": state.params["w"]}, batch), 'params lacks "v": it takes w, v'),

@@ -1,7 +1,5 @@
 """The line on a terminal that says what a long command does."""
 
-from __future__ import annotations
-
 import os
 import pty
 import re

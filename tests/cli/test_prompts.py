@@ -1,7 +1,5 @@
 """`mtfc run --prompt`: text in and out of a model that writes the byte that follows the last one in a table."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

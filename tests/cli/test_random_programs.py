@@ -1,7 +1,5 @@
 """The commands end well on every program, and a layout that a search writes is accepted as any other."""
 
-from __future__ import annotations
-
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The entry `recompute` in the `forms` of a layout: each command takes it without an option, and a search writes it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The Python API returns the records that the command prints with `--format json`, with the types of `records`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NotRequired, get_args, get_origin, get_type_hints, is_typeddict
 

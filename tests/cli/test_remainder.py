@@ -1,7 +1,5 @@
 """A last batch with fewer rows gives the same numbers as batches of any other size."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Runs of `mtfc train` in a remote folder, with a stand-in for an object store."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`mtfc report`: the record of a page equals what the other commands print, and no text breaks out of the page."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

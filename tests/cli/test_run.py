@@ -1,7 +1,5 @@
 """`mtfc run`: data in and out, on both backends, with numbers checked against NumPy."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`mtfc run` on models with state: files of parameters hold it, and `forward` reads it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

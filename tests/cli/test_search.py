@@ -1,7 +1,5 @@
 """`mtfc search`: its output, the written file, and its options."""
 
-from __future__ import annotations
-
 import re
 import time
 from pathlib import Path

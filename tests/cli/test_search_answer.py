@@ -1,7 +1,5 @@
 """The answer of a search for a plan: prices of other resources, idle devices, bytes of each link, the page, and the budget."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from time import process_time

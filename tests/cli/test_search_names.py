@@ -1,7 +1,5 @@
 """`mtfc search`: what is refused before the search, rules of `--why-not`, and the names of `--axes-names`."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Layouts of several meshes: where equations run, what travels, and what commands make of them."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -46,6 +44,19 @@ TWO = (
     "layout one on back = { batch: rows, hidden: cols }\n"
 )
 SOURCE = DIMS + MESHES + TWO + EMBED + BODY + TRAIN
+
+SHIFTED = """
+mesh front = [all: 4]
+mesh back = [rows: 2, cols: 2]
+layout two on back = { batch: cols, vocab: rows, part moved on front: { vocab: all } }
+fn moved[batch, vocab](x: [batch, vocab]) -> [batch, vocab] {
+  return shift(x, vocab, by = 1)
+}
+model net(x: [batch, vocab]) {
+  z = shift(moved[batch = batch, vocab = vocab](x), vocab, by = 1)
+  return z
+}
+"""
 
 TIED = """
 model net(tokens: i32[batch]) {
@@ -344,6 +355,22 @@ def test_jax_sends_the_bytes_that_cost_predicts() -> None:
     arrived.clear()
     module.train_step(params, state, module.shard(inputs, module.INPUTS), 0)
     assert sum(arrived) == multi_mesh_cost(program).between_meshes
+
+
+def test_meshes_of_other_sizes_exchange_shards_with_no_table_that_calls_change() -> None:
+    """Both segments shift shards. A JAX module reads the mesh from its context, so no call leaves a mesh behind."""
+    source = DIMS + SHIFTED
+    program = multi_mesh(source)
+    text = generate(program, "jax")
+    module = runtime.load(text)
+    before = {name: dict(x) for name, x in vars(module).items() if name.isupper() and isinstance(x, dict)}
+    x = np.random.default_rng(0).standard_normal((8, 16)).astype(np.float32)
+    found = module.unshard(
+        module.forward({}, module.shard({"x": x}, module.INPUTS)), module.OUTPUTS["forward"]
+    )
+    np.testing.assert_array_equal(found["z"], np.pad(x, ((0, 0), (2, 0)))[:, :16])
+    assert text.count("shift_shards(") > 2
+    assert {name: dict(vars(module)[name]) for name in before} == before
 
 
 def test_what_inputs_alone_decide_runs_on_one_mesh() -> None:

@@ -1,7 +1,5 @@
 """Signals while a run does something else than a step: it waits for data, evaluates, or is in a step that takes long."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

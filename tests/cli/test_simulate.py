@@ -1,7 +1,5 @@
 """`mtfc simulate`: text and JSON, targets, and the timeline."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

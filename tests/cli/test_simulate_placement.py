@@ -1,7 +1,5 @@
 """`mtfc simulate` of a placement: the step of `mtfc search --space soap`, and its time, bytes and memory by device and line."""
 
-from __future__ import annotations
-
 import json
 from itertools import groupby, pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`mtfc solve`: the solution as JSON, files, and messages about instances without a solution."""
 
-from __future__ import annotations
-
 import copy
 import gzip
 import json

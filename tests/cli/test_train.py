@@ -1,7 +1,5 @@
 """`mtfc train`: lengths, data, evaluation, and where figures go. Checkpoints and processes are tested in `tests/training/`."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """`mtfc verify`: agreement of right cases, and detection of wrong ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

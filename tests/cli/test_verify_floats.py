@@ -1,7 +1,5 @@
 """`mtfc verify` by floats alone: tampered modules, small gradients, special numbers, every model, and `jax.grad`."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`mtfc verify --step`: the training step beside its declaration, and nothing else."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

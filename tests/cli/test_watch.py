@@ -1,7 +1,5 @@
 """Values that a file watches: what `mtfc run` and `mtfc train` show of them."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`mtfc verify` of steps whose micro-batches are weighed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`mtfc search --why-not`: rules without a comparable layout, and rules whose best layout is on another mesh."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`mtfc run --without-collectives`: steps that send nothing, and whose numbers are wrong."""
 
-from __future__ import annotations
-
 from unittest.mock import patch
 
 import pytest

@@ -1,7 +1,5 @@
 """An editor for tests: a client of the protocol, connected to `mtfc lsp` by standard input and output."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import threading

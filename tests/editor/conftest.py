@@ -1,7 +1,5 @@
 """One session with a server for all tests of a process: to start one takes as long as many requests."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

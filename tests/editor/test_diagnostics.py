@@ -1,7 +1,5 @@
 """The server shows what `mtfc check` prints, after every edit, whatever the text."""
 
-from __future__ import annotations
-
 import os
 from contextlib import suppress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Hovers, hints, completion, fixes and outlines, as a client gets them from the server."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from itertools import pairwise

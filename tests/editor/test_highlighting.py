@@ -1,7 +1,5 @@
 """Highlighting agrees with the compiler: on every file of the examples and of the library, token by token."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

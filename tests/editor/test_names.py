@@ -1,7 +1,5 @@
 """Definitions, references and renaming, in open, imported and library files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The VS Code extension's files agree with the language and with the server. `make vscode` builds and tests the extension."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -4,8 +4,6 @@
 first one that fits the text decides. The patterns are regular expressions of Python and of Oniguruma alike.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable

@@ -3,8 +3,6 @@
 `writing.source` writes the trees as text; tests compare the parser's tree of that text with the original.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

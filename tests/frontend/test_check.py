@@ -1,7 +1,5 @@
 """Test `check` as a whole: its codes, and that any text gives diagnostics and no exception."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Test the elaboration of each form of the language."""
 
-from __future__ import annotations
-
 import pytest
 
 from mtfc.compiler.diagnostics import Diagnostics, Span

@@ -1,7 +1,5 @@
 """Test the formatter: it keeps the meaning, and formatting twice changes nothing."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 

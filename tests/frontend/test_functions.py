@@ -1,7 +1,5 @@
 """Test functions: the bindings of a call, its equations, and the names of its parts."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

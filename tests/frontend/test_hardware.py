@@ -1,7 +1,5 @@
 """Test hardware: the meaning of declarations, and the library's machines against their data sheets."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -98,21 +96,6 @@ def test_rates_of_attention() -> None:
     assert find_hardware("tpu_v2", {}).device.attending is None
 
 
-@pytest.mark.parametrize(
-    ("wrong", "says"),
-    [
-        ("attention: 1e12", "E315: `attention` takes FLOP/s by pass"),
-        ("attention: {}", "E315: `attention` takes FLOP/s by pass"),
-        ("attention: { forward: 1e12, backward: 1e12, sideways: 1 }", "no pass is called `sideways`"),
-        ("attention: { forward: 0, backward: 1e12 }", "E315"),
-    ],
-)
-def test_rates_of_attention_that_cannot_be(wrong: str, says: str) -> None:
-    with pytest.raises(CompileError) as error:
-        module(BOX.replace("matrix: 128", wrong))
-    assert says in str(error.value)
-
-
 def test_floats_of_8_bits_have_a_rate_of_their_own() -> None:
     h100, a100 = (find_hardware(name, {}).device for name in ("h100", "a100"))
     assert h100.rate("f8e4m3fn") is h100.rate("f8e5m2") is h100.flops["f8"]
@@ -125,18 +108,25 @@ def test_an_op_that_does_not_exist() -> None:
     assert error.value.diagnostics[0].help == "did you mean `gather`?"
 
 
+SCRATCHPAD = "{ bytes: 2 ** 20, wait: 1e-6, results: 1e12 }"
+
+
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("right", "wrong", "says"),
     [
-        ("2 ** 20", "E315: `scratchpad` takes `{ bytes: ..., wait: ... }`"),
-        ("{ wait: 1e-6 }", "E314: a scratchpad needs an entry `bytes`"),
-        ("{ bytes: 2 ** 20, read: 1e12 }", "E012: a scratchpad has no entry `read`"),
-        ("{ bytes: 0 }", "E315: `bytes` takes a number from"),
+        ("matrix: 128", "attention: 1e12", "E315: `attention` takes FLOP/s by pass"),
+        ("matrix: 128", "attention: {}", "E315: `attention` takes FLOP/s by pass"),
+        ("matrix: 128", "attention: { forward: 1e12, backward: 1e12, sideways: 1 }", "no pass is called `sideways`"),
+        ("matrix: 128", "attention: { forward: 0, backward: 1e12 }", "E315"),
+        (SCRATCHPAD, "2 ** 20", "E315: `scratchpad` takes `{ bytes: ..., wait: ... }`"),
+        (SCRATCHPAD, "{ wait: 1e-6 }", "E314: a scratchpad needs an entry `bytes`"),
+        (SCRATCHPAD, "{ bytes: 2 ** 20, read: 1e12 }", "E012: a scratchpad has no entry `read`"),
+        (SCRATCHPAD, "{ bytes: 0 }", "E315: `bytes` takes a number from"),
     ],
-)
-def test_a_scratchpad_that_cannot_be(wrong: str, says: str) -> None:
+)  # fmt: skip
+def test_entries_that_cannot_be(right: str, wrong: str, says: str) -> None:
     with pytest.raises(CompileError) as error:
-        module(BOX.replace("{ bytes: 2 ** 20, wait: 1e-6, results: 1e12 }", wrong))
+        module(BOX.replace(right, wrong))
     assert says in str(error.value)
 
 

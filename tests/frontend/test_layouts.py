@@ -1,7 +1,5 @@
 """Test layouts and meshes, in a file and on the command line, and the warnings about layouts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

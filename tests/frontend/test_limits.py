@@ -1,7 +1,5 @@
 """Limits on what a small file can make the compiler do: each is an error before the work, at any size of the rest."""
 
-from __future__ import annotations
-
 import pytest
 
 from mtfc.driver.check import check_source

@@ -1,7 +1,5 @@
 """Test loops: their equations, and that a loop gives the same results as its iterations one after the other."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

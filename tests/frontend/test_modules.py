@@ -1,7 +1,5 @@
 """Test imports: the files that are read, and the visibility of their names."""
 
-from __future__ import annotations
-
 import pytest
 
 from mtfc.compiler.diagnostics import CompileError, Diagnostic, Diagnostics, Span

@@ -1,7 +1,5 @@
 """`--set`: entries of a `train` block from the command line mean the same as in the file."""
 
-from __future__ import annotations
-
 import pytest
 
 from mtfc.compiler.diagnostics import Diagnostic, Diagnostics

@@ -1,7 +1,5 @@
 """Test the parser: the trees of texts, and that no text makes it fail."""
 
-from __future__ import annotations
-
 import ast as python
 import json
 import subprocess

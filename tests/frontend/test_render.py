@@ -1,7 +1,5 @@
 """Test the text of diagnostics for any source."""
 
-from __future__ import annotations
-
 import json
 import re
 

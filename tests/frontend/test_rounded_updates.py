@@ -1,7 +1,5 @@
 """W605 and W606 against the arithmetic of 16 bits."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Test unused statements: the program is the same without them, and a warning says so."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Write a syntax tree as text, with parentheses around every operation. The parser is tested against this text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

@@ -6,8 +6,6 @@ mismatch is not logged: the campaign prints the program that fails, and the next
 `FUZZ_SOURCE=jax` runs one source alone.
 """
 
-from __future__ import annotations
-
 import csv
 import gc
 import os
@@ -88,7 +86,7 @@ class Log:
     rows: list[list[str]]
 
     @classmethod
-    def read(cls, path: Path) -> Log:
+    def read(cls, path: Path) -> "Log":
         return cls(path, list(csv.reader(path.open(encoding="utf-8")))[1:] if path.exists() else [])
 
     @property

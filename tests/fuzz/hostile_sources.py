@@ -6,8 +6,6 @@ tests.fuzz.hostile_sources SIZE NUMBER ...` checks large sources in a process of
 source, the most bytes of the process, and the source that took the most of them.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """`make fuzz`: check every property on new random cases for half of FUZZ_MINUTES; properties share the time equally."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import random

@@ -3,8 +3,6 @@
 `make fuzz` also checks all large sources, of a megabyte each. `make test` checks every tenth, at a twentieth of the size.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

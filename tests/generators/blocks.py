@@ -1,7 +1,5 @@
 """Blocks of statements: assignments, and loops with blocks of their own."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import attrs

@@ -1,7 +1,5 @@
 """Einsums and reductions: the expressions that leave sums pending where a dim is split."""
 
-from __future__ import annotations
-
 from math import log2, prod
 from typing import Any
 

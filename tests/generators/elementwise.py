@@ -1,7 +1,5 @@
 """Elementwise expressions."""
 
-from __future__ import annotations
-
 from math import exp
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Small programs of products of pending sums: every value is a sum over a split batch, or made from others by few ops."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import attrs

@@ -1,7 +1,5 @@
 """The kinds of expressions, and the weight with which each is drawn."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

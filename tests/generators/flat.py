@@ -5,8 +5,6 @@ The compiler must give a program with functions and loops the same meaning as th
 full names of parameters and values, which layouts use, and their dims.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Functions with every form of signature and body, and calls of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import attrs

@@ -1,7 +1,5 @@
 """Programs whose layout breaks one known rule, with the code of the expected error."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

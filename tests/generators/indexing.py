@@ -3,8 +3,6 @@
 These ops record their dim as if something were summed over it, so that layouts are likely to split it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import attrs

@@ -5,8 +5,6 @@ They have slices, pads, gathers, scatters, windows, loops, branches, sorts, dots
 statement binds one variable, so that a failing text is made small by leaving out statements.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any

@@ -1,7 +1,5 @@
 """Layouts that are legal for a given program, by construction."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Meshes of one to three axes, and dims whose sizes suit them."""
 
-from __future__ import annotations
-
 from itertools import permutations
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Operands of an expression: a variable in scope, a nested expression, or a new one that fits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Whole programs: well-typed .mtf source text with one mesh and layouts that are legal for it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -4,8 +4,6 @@ An expression is text. A call of a declared function stands in it as a name, `ca
 in the language, or by `flat.py` with all functions inlined and all loops unrolled.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 
@@ -68,7 +66,7 @@ class Loop:
     stacked: bool
     checkpoint: bool
     slices: tuple[Slice, ...]
-    block: Block
+    block: "Block"
 
 
 Statement = Assign | Yield | Loop
@@ -149,7 +147,7 @@ class Call:
     explicit: bool
     alias: str | None
 
-    def seen_from(self, outer: Call | None) -> Call:
+    def seen_from(self, outer: "Call | None") -> "Call":
         """Return the call in the function's body with the dims of the function's caller."""
         if outer is None:
             return self

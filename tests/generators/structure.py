@@ -1,7 +1,5 @@
 """Expressions that move data or make it, and so can change a layout in the middle of a program."""
 
-from __future__ import annotations
-
 from itertools import permutations
 from typing import Any
 

@@ -6,8 +6,6 @@ and products of such numbers have no rounding as long as they fit in the signifi
 relu) are applied to exact values alone, so no order of summation can change on which side of a jump a value is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import ceil, log2, prod
 
@@ -55,7 +53,7 @@ class Term:
     def size(self) -> int:
         return volume(self.dims)
 
-    def rounded(self, text: str, bound: float) -> Term:
+    def rounded(self, text: str, bound: float) -> "Term":
         return attrs.evolve(self, text=text, bound=bound, grain=None)
 
 

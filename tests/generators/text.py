@@ -1,7 +1,5 @@
 """Text that is no program, or almost one."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

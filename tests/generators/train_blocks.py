@@ -1,7 +1,5 @@
 """Random `train` blocks of one small model: optimizer, clip, average, micro-batches, loss scale, schedule, groups, precision."""
 
-from __future__ import annotations
-
 from random import Random
 
 MODEL = """

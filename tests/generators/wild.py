@@ -4,8 +4,6 @@ They are for the exact check, where no number overflows. `wild` is a pure functi
 which would take longer than the check. Some models are not legal: `mtfc check` says which.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from random import Random
 

@@ -4,8 +4,6 @@ Often there is one window for each stride of the source, so that blocks of windo
 counted by the same dimension that they slide along: where that is split, so are the windows, and halos are exchanged.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import attrs

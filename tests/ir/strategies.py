@@ -1,7 +1,5 @@
 """Random IR: everything that the text can say. Operands and attributes are as the ops state; types fit or not."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, get_args
 

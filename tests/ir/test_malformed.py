@@ -1,7 +1,5 @@
 """Malformed equations: wrong operands, attributes or results. The verifier names the op, and the parser the line."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Reshapes in independent parts: the finer the groups, the fewer dimensions a layout must keep whole."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

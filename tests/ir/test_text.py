@@ -1,7 +1,5 @@
 """IR text: its form, the round trip through the parser, and the errors for text that is not IR."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from typing import Any

@@ -1,7 +1,5 @@
 """The verifier: programs that hold every invariant pass, and an error names each violation and its place."""
 
-from __future__ import annotations
-
 import attrs
 import pytest
 

@@ -1,7 +1,5 @@
 """Run imported programs on the interpreter and as modules, with the arguments of the user's function."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

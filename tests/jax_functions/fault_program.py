@@ -3,8 +3,6 @@
 The tests run this in a child process, which some faults end.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
 from typing import Any

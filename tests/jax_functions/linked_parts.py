@@ -4,8 +4,6 @@ A move is a function of arrays of one axis, such as a slice. A link multiplies f
 weights, so the import gives both the same dimension, whether the result has the elements of that factor or others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from itertools import islice, pairwise, product

@@ -4,8 +4,6 @@
 Each function returns a function to import, and its arguments as `jax.ShapeDtypeStruct`s.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

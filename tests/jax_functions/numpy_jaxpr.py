@@ -3,8 +3,6 @@
 The import shares nothing with it but the jaxpr, so it is the oracle of primitives that move elements.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any

@@ -1,7 +1,5 @@
 """Functions that together use every primitive that the import knows, with their arguments' shapes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

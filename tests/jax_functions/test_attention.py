@@ -1,7 +1,5 @@
 """Attention in imported functions is one op, and so is its gradient, however a library writes it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """`top_k` along an axis of which another result has parts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

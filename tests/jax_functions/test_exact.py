@@ -1,7 +1,5 @@
 """The exact check of plans: it agrees for right programs, and finds planted faults."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

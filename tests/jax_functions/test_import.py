@@ -1,7 +1,5 @@
 """Names, errors, copies of layers, and renames of imported functions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial

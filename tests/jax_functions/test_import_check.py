@@ -1,7 +1,5 @@
 """The check of an import over a finite field: no false alarm, and no planted fault of the import is missed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 The indices are below, at and beyond both ends of an axis, and the extremes of their dtype.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import product
 from typing import Any

@@ -1,7 +1,5 @@
 """The verdict of XLA on plans: what its programs send, compute and keep, beside the prediction."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The further examples in `examples/jax` print what docs/jax.md shows (`make examples`). The first is a session of the page."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Models of Keras: their variables as arguments, and `fit` under a plan's distribution."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from importlib import import_module

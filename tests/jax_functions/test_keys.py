@@ -1,7 +1,5 @@
 """Random keys that an imported function returns can be read under every layout, also one that splits their words."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

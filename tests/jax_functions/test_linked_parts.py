@@ -3,8 +3,6 @@
 `make parts` tries all parts of all sizes up to 12.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from functools import partial

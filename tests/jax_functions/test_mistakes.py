@@ -1,8 +1,7 @@
 """Test that the message about a mistake in Python names a remedy, and that the remedy works: see `tests/mistakes.py`."""
 
-from __future__ import annotations
-
 import functools
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -49,3 +48,9 @@ def test_mistakes_in_python(wrong: str, message: str, remedy: str, right: str, n
         eval(wrong, dict(names))
     assert message in str(raised.value) and remedy in str(raised.value)
     eval(right, dict(names))
+
+
+def test_a_missing_folder_is_named_by_the_users_path(names: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as raised:
+        names["plan"].save(str(tmp_path / "missing" / "plan.json"))
+    assert raised.value.filename == str(tmp_path / "missing")

@@ -1,7 +1,5 @@
 """Models of several libraries: imported programs and plans compute what the models compute."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

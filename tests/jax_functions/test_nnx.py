@@ -1,7 +1,5 @@
 """Functions of Flax NNX that change the modules and optimizers that they get."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """Plans: shardings, files, costs, and the search."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any
@@ -497,7 +495,7 @@ class Scale:
         return (self.value, self.counter), None
 
     @classmethod
-    def tree_unflatten(cls, _: None, children: tuple[Any, Any]) -> Scale:
+    def tree_unflatten(cls, _: None, children: tuple[Any, Any]) -> "Scale":
         return cls(*children)
 
 

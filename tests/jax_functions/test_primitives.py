@@ -1,7 +1,5 @@
 """Every primitive: the imported program computes what JAX computes, whole and split along any dimension."""
 
-from __future__ import annotations
-
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -35,9 +33,9 @@ def drawn(spec: Any, random: Any) -> Any:
 
 
 def layouts(program: ImportedProgram) -> list[Layout]:
-    """Return the layouts that split one dimension over both axes, or two dimensions over one each."""
+    """Return the layouts that split one dimension over both axes, or two over one each: so each is split over one, too."""
     names = [name for name, size in program.dims.items() if size % 2 == 0]
-    found = [Rules(((name, ("x",)),)) for name in names]
+    found = [Rules(((name, ("x",)),)) for name in names] if len(names) == 1 else []
     found += [Rules(((name, ("x", "y")),)) for name in names if program.dims[name] % 4 == 0]
     found += [Rules(((a, ("x",)), (b, ("y",)))) for a, b in pairwise(names)]
     return [Layout("split", rules) for rules in found]

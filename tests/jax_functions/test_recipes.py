@@ -1,7 +1,5 @@
 """The recipes in `examples/jax/recipes`: each trains under a plan what it trains alone."""
 
-from __future__ import annotations
-
 import runpy
 from pathlib import Path
 from typing import Any

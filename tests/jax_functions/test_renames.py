@@ -1,7 +1,5 @@
 """Renames of imported functions take the fewest bytes that cuts of two labels find."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from itertools import permutations, product
 from random import Random

@@ -1,7 +1,5 @@
 """Norms that a step reports: of gradients, of parameters, and of the update. FSDP scatters gradients all the same."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,8 +1,6 @@
 # mypy: allow-untyped-calls
 """Names of dimensions by role, by module, and of parts."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
@@ -249,3 +247,19 @@ def test_a_plan_of_other_names_says_which(tmp_path: Any) -> None:
     new = mtfc.from_jax(lambda x, w: x @ w, *args, parameters=(1,))
     with pytest.raises(ValueError, match="the dimensions w_0, and this one has batch, features, w_1"):
         new.load(file)
+
+
+def test_weights_in_lists_and_kernels_alone_have_names() -> None:
+    """Layers of a list have their numbers, `qkv_w` is `qkv`, and a kernel without a module has output channels."""
+
+    def mlp(p: Any, x: Any) -> Any:
+        for w, b in p["ws"]:
+            x = jnp.tanh(x @ w + b)
+        return x @ p["qkv_w"]
+
+    pairs = [(jnp.ones((6, 4)), jnp.ones(4)), (jnp.ones((4, 5)), jnp.ones(5))]
+    shown = str(mtfc.from_jax(mlp, {"ws": pairs, "qkv_w": jnp.ones((5, 7))}, jnp.ones((2, 6))).arguments())
+    assert "ws_0 4, ws_1 5" in shown and "ws_1 5, qkv 7" in shown
+    kernel, image = jnp.ones((8, 3, 5, 5)), jnp.ones((2, 3, 16, 16))
+    convolution = lambda k, x: jax.lax.conv_general_dilated(x, k, (1, 1), "SAME")  # noqa: E731
+    assert "out_channels 8, channels 3" in str(mtfc.from_jax(convolution, kernel, image).arguments())

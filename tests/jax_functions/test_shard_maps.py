@@ -1,7 +1,5 @@
 """A `jax.shard_map` inside of an imported function means the same on every mesh."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Arguments by place and by keyword, and the names of arrays in the trees of arguments and results."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

@@ -3,8 +3,6 @@
 XLA compiles the same function with the same shardings of arguments and results. `make parts` tries 300 cases, and prints them.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Temporary arrays of `plan.step`: no more than those of `jax.jit` with the same shardings and donation."""
 
-from __future__ import annotations
-
 import re
 
 import jax

@@ -1,7 +1,5 @@
 """Updates of parts of a split array: `x.at[...]` and `lax.scatter` are those of JAX, and nothing is gathered."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -43,6 +41,14 @@ CASES: dict[str, tuple[Update, Any]] = {
     "largest_integer": (lambda x, u, i: (x * 10).astype(int).at[i].max((u * 10).astype(int)), [6, 6, 3]),
     "smallest_clipped": (lambda x, u, i: x.at[i].min(u, mode="clip"), [70, 3, 63]),
     "multiplied": (lambda x, u, i: x.at[i].multiply(jnp.round(u)), [7, 7, 700]),
+    "largest_of_many": (
+        lambda x, u, i: x.at[i].max(jnp.tile(u, (16, 1))),
+        [*range(0, 80, 2), 7, 7, *range(6)],
+    ),
+    "many_multiplied": (
+        lambda x, u, i: x.at[i].multiply(jnp.tile(jnp.round(u), (16, 1))),
+        [7, *range(20, 67)],
+    ),
     "subtracted": (lambda x, u, i: x.at[i].subtract(u), [7, -1, 700]),
     "added_clipped": (lambda x, u, i: x.at[i].add(u, mode="clip"), [7, 70, -100]),
     "set_clipped": (lambda x, u, i: x.at[i].set(u, mode="clip"), [7, 70, -100]),

@@ -1,7 +1,5 @@
 """The table of XLA's known faults: each shows itself with the JAX at hand, and plans that meet one say so."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from pathlib import Path

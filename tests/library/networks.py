@@ -4,8 +4,6 @@ A case is a small network that calls some functions, with its expected outputs c
 each element of each output differently, so that gradients depend on all of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

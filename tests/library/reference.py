@@ -5,8 +5,6 @@ with one sentence, paragraphs, and a list that names arguments and generic dimen
 `parameters`, `splitting` (what is sent where a dimension is split) and `source`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from itertools import takewhile

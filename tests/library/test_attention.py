@@ -1,7 +1,5 @@
 """Test attention and the layers of the Transformer against computations for each position and head."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """Test convolutions and pooling against XLA's own."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """Test drawing tokens, and one position of a beam search. `test_generation.py` tests the layers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Test mixtures of experts against all experts on all tokens, masked by the capacity."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

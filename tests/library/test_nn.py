@@ -1,7 +1,5 @@
 """Test dense layers, activations, normalization, embeddings and dropout."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

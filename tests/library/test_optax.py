@@ -1,7 +1,5 @@
 """Test training and schedules against optax for 100 steps; `test_optimizers.py` tests updates by given gradients."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks import peer_optax

@@ -1,7 +1,5 @@
 """Test the library's optimizers and schedules against optax, step by step, under layouts and on both backends."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """Test that every function of the library has a comment of one form."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Test recurrent cells and layers, step by step."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

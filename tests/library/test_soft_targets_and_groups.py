@@ -1,7 +1,5 @@
 """Losses and normalizations of the library against formulas in NumPy, under layouts that split each dimension."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from mtfc.backends.interpreter import interpret

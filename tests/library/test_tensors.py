@@ -1,7 +1,5 @@
 """Test division of integers, order statistics and shifts by data against NumPy and JAX."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax.numpy as jnp

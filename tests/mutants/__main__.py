@@ -5,8 +5,6 @@ examples, half to the random programs, with equal shares for all of them: as man
 of training steps are tried before, within two minutes.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

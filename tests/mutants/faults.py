@@ -5,8 +5,6 @@ shape that the program can go on with. The faults are those that a compiler coul
 done along another axis or in another group, another reduction, or an offset that is wrong by one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from math import prod
 from typing import Any

@@ -5,8 +5,6 @@ rules. A fault is a mistake that a rule could have: a wrong sign, a factor too m
 term, another value of the same type, another op, or an attribute that is wrong by one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from random import Random
@@ -213,7 +211,7 @@ class GradientBench:
     """Draws in which faults are looked for that the first ones do not show."""
 
     @classmethod
-    def of(cls, reference: ExactReference) -> GradientBench:
+    def of(cls, reference: ExactReference) -> "GradientBench":
         function = reference.functions["gradients"][0]
         draws = tuple(_draw(reference, function, number) for number in range(DRAWS))
         outputs = [output.value for output in function.outputs if output.name.startswith("d_")]

@@ -1,7 +1,5 @@
 """Mutants of generated NumPy modules: one fault of a collective, slice or gather each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from random import Random

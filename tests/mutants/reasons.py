@@ -4,8 +4,6 @@ A reason is found by experiment: either the site's value says why, or other faul
 depends on. A mutant without a reason counts as missed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod

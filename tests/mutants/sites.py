@@ -4,8 +4,6 @@ The module's text is changed once: every call of a collective, every slice with 
 `__site__` with its number. So all mutants of a program share one compiled module, and choosing a mutant costs nothing.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -141,7 +139,7 @@ class Bench:
     visits: list[Visit] = attrs.field(factory=list)
 
     @classmethod
-    def of(cls, text: str, load: Callable[[str], Any]) -> Bench:
+    def of(cls, text: str, load: Callable[[str], Any]) -> "Bench":
         """Load a module's text with its sites replaced. `load` makes a module from a text."""
         found = instrumented(text)
         bench = cls(load(found.text), found.sites)

@@ -5,8 +5,6 @@ wrong by one, swapped arguments. Mutants are drawn at random, with MUTATE_SEED, 
 of the repository, two at a time. A survivor is a gap in the tests, or a change that means the same.
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import shutil
@@ -196,7 +194,7 @@ class Copy:
     root: Path
 
     @classmethod
-    def at(cls, root: Path) -> Copy:
+    def at(cls, root: Path) -> "Copy":
         for name in COPIED:
             source = ROOT / name
             if source.is_dir():
@@ -242,7 +240,7 @@ class Pool:
     threads: ThreadPoolExecutor
 
     @classmethod
-    def at(cls, root: Path) -> Pool:
+    def at(cls, root: Path) -> "Pool":
         free: SimpleQueue[Copy] = SimpleQueue()
         for i in range(PROCESSES):
             free.put(Copy.at(root / str(i)))

@@ -4,8 +4,6 @@ A fault is a text in a source file and what takes its place. The compiler makes 
 only a definition that shares no code with it shows the fault.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager

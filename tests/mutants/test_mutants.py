@@ -1,7 +1,5 @@
 """The campaign of mutants judges all faults of a small model, and notices a check that is blind."""
 
-from __future__ import annotations
-
 from collections import Counter
 from random import Random
 from unittest.mock import patch

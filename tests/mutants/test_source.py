@@ -1,7 +1,5 @@
 """Mutants of the compiler's source differ from it in one place that can change what it does."""
 
-from __future__ import annotations
-
 from tests.mutants.source import FOLDERS, ROOT, TESTS, choices, concerning, mutant
 
 TEXT = '''def f(x: int | None, y: int) -> bool | None:

@@ -1,7 +1,5 @@
 """The check of training steps finds faults of steps, and says nothing where there is none."""
 
-from __future__ import annotations
-
 from random import Random
 
 import attrs

@@ -1,7 +1,5 @@
 """Decisions of `assign-layouts` beyond the golden cases."""
 
-from __future__ import annotations
-
 from unittest.mock import patch
 
 import attrs

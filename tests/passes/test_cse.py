@@ -1,7 +1,5 @@
 """cse takes attributes as the ops mean them: `sum` over a set of dimensions, `max` over dimensions in an order."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

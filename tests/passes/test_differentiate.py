@@ -1,7 +1,5 @@
 """`differentiate` adds functions once."""
 
-from __future__ import annotations
-
 import pytest
 
 from mtfc.compiler.passes.autodiff.differentiate import Differentiate

@@ -3,8 +3,6 @@
 `pytest --update-golden` rewrites the IR; the diff is then to be read.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

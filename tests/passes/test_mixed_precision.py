@@ -1,7 +1,5 @@
 """The dtypes of results under mixed precision."""
 
-from __future__ import annotations
-
 from mtfc.compiler.passes.mixed_precision import MixedPrecision
 from mtfc.compiler.passes.pipelines import run
 from tests.harness import load

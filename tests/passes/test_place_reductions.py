@@ -1,7 +1,5 @@
 """Complete pending sums cheaply: the order of factors changes no bytes, and no other choice sends fewer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 

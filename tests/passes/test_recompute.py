@@ -1,7 +1,5 @@
 """Recomputation under a memory limit: what is kept, the same numbers on both backends, and the memory that XLA takes."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path
@@ -11,6 +9,7 @@ import numpy as np
 import pytest
 
 import mtfc
+from mtfc.api import Compiled
 from mtfc.backends.jax import runtime
 from mtfc.compiler.cost.device_models import expected_memory
 from mtfc.compiler.cost.sizes import whole
@@ -106,17 +105,17 @@ train deep {
 
 
 @cache
-def compiled(source: str, memory: str | int | None, **options: Any) -> mtfc.Compiled:
+def compiled(source: str, memory: str | int | None, **options: Any) -> Compiled:
     return mtfc.compile_text(source, memory=memory, **options)
 
 
 @cache
-def total(program: mtfc.Compiled) -> int:
+def total(program: Compiled) -> int:
     return program.cost()["memory_per_device"]["total"]
 
 
 @cache
-def flops(program: mtfc.Compiled) -> int:
+def flops(program: Compiled) -> int:
     return program.cost()["step"]["flops_per_device"]
 
 
@@ -181,7 +180,7 @@ def test_words_say_what_a_loop_keeps() -> None:
     assert _repeated(half, "attention") == _repeated(found[""], "attention")
 
 
-def _repeated(program: mtfc.Compiled, trait: str) -> int:
+def _repeated(program: Compiled, trait: str) -> int:
     return sum(has_trait(eqn, trait) for eqn in walk(program.program.function("step").body))
 
 
@@ -202,7 +201,7 @@ def test_explanations_name_the_word(tmp_path: Path) -> None:
     assert found["limit"] == "minimal" and found["memory_within"] < found["memory_without"]
 
 
-def _after_two_steps(program: mtfc.Compiled) -> dict[str, Any]:
+def _after_two_steps(program: Compiled) -> dict[str, Any]:
     module, random, inputs = program.load("numpy"), np.random.default_rng(5), {}
     for argument in program.program.function("step").arguments:
         if argument.role == "input":
@@ -240,7 +239,7 @@ def test_a_checkpoint_wins() -> None:
     assert _loops(compiled(LOOP, least(LOOP))) != _loops(compiled(LOOP, None))
 
 
-def _loops(program: mtfc.Compiled) -> list[list[str]]:
+def _loops(program: Compiled) -> list[list[str]]:
     step = program.program.function("step")
     return [[each.op for each in walk(eqn.regions[0].body)] for eqn in step.body if eqn.regions]
 

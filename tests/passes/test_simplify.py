@@ -1,7 +1,5 @@
 """Rules of `simplify` that must not apply."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

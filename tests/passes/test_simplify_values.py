@@ -5,8 +5,6 @@ number, broadcasts, transposes, and results of other ops. The interpreter runs t
 no program triggers is a failure, so a new row needs a form or a case here.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache

@@ -1,7 +1,5 @@
 """Small programs with all kinds of operators."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

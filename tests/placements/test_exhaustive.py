@@ -1,7 +1,5 @@
 """Test the exhaustive search for placements (FlexFlow, section 8.4)."""
 
-from __future__ import annotations
-
 import time
 from itertools import product
 from math import inf

@@ -1,7 +1,5 @@
 """Placements on JAX devices: modules compute what the undistributed program computes, forward, backward and in training."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from random import Random

@@ -1,7 +1,5 @@
 """Test placements on machines of any shape: times by hand, contention, memory of each kind, and the search."""
 
-from __future__ import annotations
-
 from functools import cache
 from itertools import product
 from random import Random

@@ -1,7 +1,5 @@
 """Placement strategies on NumPy: results equal the undistributed program's, bytes are at most the task graph's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from random import Random
 from typing import Any

@@ -1,7 +1,5 @@
 """Test that programs are unrolled and grouped into operators, and that parts get the regions that they need."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

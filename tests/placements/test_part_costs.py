@@ -1,7 +1,5 @@
 """Test that tables and costs of forms are those of the parts' own regions and functions."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from random import Random

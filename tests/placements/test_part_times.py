@@ -1,7 +1,5 @@
 """Measured times of operator parts: one for each size, in the place of those of the roofline."""
 
-from __future__ import annotations
-
 from random import Random
 
 import pytest

@@ -1,7 +1,5 @@
 """Test task graphs of placements, their simulation, and the search."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from contextlib import suppress

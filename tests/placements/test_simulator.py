@@ -1,7 +1,5 @@
 """Test delta simulation of random task graphs whose blocks change."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import inf
 from random import Random

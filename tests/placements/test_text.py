@@ -1,7 +1,5 @@
 """Test placements as text, and the diagnostics of wrong ones."""
 
-from __future__ import annotations
-
 from random import Random
 
 import pytest

@@ -2,8 +2,6 @@
 parameter.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from math import prod

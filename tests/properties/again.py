@@ -1,7 +1,5 @@
 """Check one property on one file: `python -m tests.properties.again PROPERTY FILE`."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

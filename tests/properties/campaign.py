@@ -4,8 +4,6 @@ Each case is drawn by a Hypothesis run of its own, with a seed of its own. Withi
 which finds fewer mistakes: a case is hard because of a combination of parts, and new combinations need new cases.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 from zlib import crc32

@@ -1,7 +1,5 @@
 """Report a failing random program: the smallest file that fails, the command that shows it, and the pass that is wrong."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -5,8 +5,6 @@ instead: it leaves out lines and blocks, puts a part of an expression in the pla
 makes an illegal program does not fail in the same way, so no edit needs to be careful.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """`clip`: gradients are clipped by their joint norm, as `optax.clip_by_global_norm` clips whole arrays, under random layouts."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

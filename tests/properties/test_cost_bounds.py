@@ -1,7 +1,5 @@
 """No bound of an effect exceeds its exact cost: random programs under random layouts, on all machines of the library."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 import numpy as np

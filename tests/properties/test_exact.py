@@ -1,7 +1,5 @@
 """Over a finite field, every layout agrees with the undistributed program bit for bit, and gradients with forward mode."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from zlib import crc32
 

@@ -1,7 +1,5 @@
 """Gradients, and gradients of gradients, agree with JAX and finite differences, which do not use the rules of the compiler."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A layout that breaks one rule is refused with the code of that rule, and a layout that breaks none is accepted."""
 
-from __future__ import annotations
-
 from mtfc.compiler.diagnostics import Severity
 from tests.generators.illegal import Illegal, illegal_programs
 from tests.generators.programs import programs

@@ -1,7 +1,5 @@
 """The generated JAX module on eight virtual devices: its results, and the collectives of the program that XLA compiles."""
 
-from __future__ import annotations
-
 import attrs
 
 from mtfc.backends import hlo

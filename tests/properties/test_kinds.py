@@ -1,7 +1,5 @@
 """The properties again, for steps over several micro-batches, and for windows and shifts along dimensions that layouts split."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.generators.programs import programs

@@ -1,7 +1,5 @@
 """Functions and loops mean the same as their bodies, written out once for each call and each iteration."""
 
-from __future__ import annotations
-
 import re
 from typing import Protocol
 

@@ -1,7 +1,5 @@
 """Mutated equations: the verifier refuses a program, or passes, interpreter and backends take it without a raw error."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import Any

@@ -1,7 +1,5 @@
 """A search's lower bound of the memory of layouts never exceeds the memory of a layout."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import strategies as st
 

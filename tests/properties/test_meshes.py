@@ -1,7 +1,5 @@
 """Random parts of random programs run on meshes of their own, and compute what the undistributed program does."""
 
-from __future__ import annotations
-
 from random import Random
 from zlib import crc32
 

@@ -1,7 +1,5 @@
 """Random models with state: every layout has the results of the undistributed program, after every pass and on NumPy."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

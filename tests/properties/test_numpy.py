@@ -1,7 +1,5 @@
 """The generated NumPy module computes what the undistributed program computes, and sends the bytes that `cost` predicts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from mtfc.backends.interpreter import interpret

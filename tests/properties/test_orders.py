@@ -1,7 +1,5 @@
 """A pass can run at every level that it names: twice in a row, after every other pass, and on programs that a later pass made."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from random import Random
 from zlib import crc32

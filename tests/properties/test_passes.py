@@ -1,7 +1,5 @@
 """Every pass keeps a program's results: outputs, gradients and one training step."""
 
-from __future__ import annotations
-
 from mtfc.backends.interpreter import interpret
 from tests.generators.programs import programs
 from tests.generators.scope import Options

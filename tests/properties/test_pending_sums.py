@@ -1,7 +1,5 @@
 """The order of factors changes no bytes: random products of pending sums."""
 
-from __future__ import annotations
-
 from random import Random
 
 import attrs

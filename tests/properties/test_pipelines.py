@@ -1,7 +1,5 @@
 """Random loops over layers run as pipelines: whatever a layer does and whatever follows it, stages compute the same."""
 
-from __future__ import annotations
-
 import os
 from random import Random
 

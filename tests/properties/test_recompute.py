@@ -1,7 +1,5 @@
 """A memory limit changes no bit of a result: what is computed again equals what was computed before."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from mtfc.backends.interpreter import interpret

@@ -1,7 +1,5 @@
 """Random layers stay exact where equations between sums run on parts."""
 
-from __future__ import annotations
-
 from random import Random
 from zlib import crc32
 

@@ -1,7 +1,5 @@
 """Texts: printing and parsing agree, formatting keeps the meaning, and no text makes the compiler fail."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Random layers have the same results on JAX, and send the same, where several iterations of their loop run in one."""
 
-from __future__ import annotations
-
 from random import Random
 
 from hypothesis import strategies as st

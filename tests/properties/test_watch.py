@@ -1,7 +1,5 @@
 """Random programs that watch their variables: every layout hands the values out, and everything else stays as it is."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Over a finite field, layouts of models and functions that care for no bounds agree with the undistributed program."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Checks of the cases that `generators/wild.py` and `generators/jax_functions.py` draw. Each case is one layout."""
 
-from __future__ import annotations
-
 from random import Random
 from typing import Any
 

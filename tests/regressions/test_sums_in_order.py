@@ -1,7 +1,5 @@
 """A sum whose terms XLA adds one after the other is no fault: its rounding grows with the number of terms."""
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import accumulate
 

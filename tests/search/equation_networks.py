@@ -1,7 +1,5 @@
 """Shared by tests of equation layouts: the network of a program, and the cost of compiled layouts."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Shared by tests of the search over global layouts: machines on which one thing is slow, and checks of bounds."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Random small problems, and their least cost by enumeration."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

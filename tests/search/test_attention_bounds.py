@@ -1,7 +1,5 @@
 """Bounds of attention whose rows and keys are split alike: no form of `spread-attention` costs less."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """Bounds by elimination of columns: below all prices, exact where tables are small, and of use to the search."""
 
-from __future__ import annotations
-
 from time import monotonic
 
 import numpy as np

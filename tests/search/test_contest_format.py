@@ -1,7 +1,5 @@
 """Test that instances are read as they were written, and the messages for malformed ones."""
 
-from __future__ import annotations
-
 import copy
 import gzip
 import json

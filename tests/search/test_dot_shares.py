@@ -1,7 +1,5 @@
 """Dots whose rate depends on their shape, in every search and prediction (SoyBean, arXiv:1805.04170, Table 1)."""
 
-from __future__ import annotations
-
 from time import monotonic
 
 import attrs

@@ -1,7 +1,5 @@
 """Layouts of equations, written into a file and read back: every equation runs in its chosen layout."""
 
-from __future__ import annotations
-
 from random import Random
 
 import attrs

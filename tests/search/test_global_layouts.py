@@ -1,7 +1,5 @@
 """The search over global layouts: its bound holds, and its optima are optimal."""
 
-from __future__ import annotations
-
 from time import process_time
 
 import attrs

@@ -1,7 +1,5 @@
 """Optima of the search over global layouts, beside every layout on every mesh, each compiled and priced."""
 
-from __future__ import annotations
-
 from time import monotonic
 
 import attrs

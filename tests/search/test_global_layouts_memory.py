@@ -1,7 +1,5 @@
 """Regressions of the memory bound, and the result of a search whose bound is wrong."""
 
-from __future__ import annotations
-
 from time import monotonic
 
 import attrs

@@ -1,7 +1,5 @@
 """Programs whose bound once exceeded the cost of some layout, each with the reason."""
 
-from __future__ import annotations
-
 import attrs
 import numpy as np
 import pytest

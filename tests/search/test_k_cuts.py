@@ -1,7 +1,5 @@
 """SoyBean's k-cuts, beside the paper's figures and beside the best tilings; and its theorem of flattening."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 from time import monotonic

@@ -1,7 +1,5 @@
 """The least seconds of all plans, beside prices of layouts with all forms, and of random pipelines."""
 
-from __future__ import annotations
-
 import os
 from itertools import product
 from random import Random

@@ -1,7 +1,5 @@
 """Test that the network of choices predicts the cost of compiled layouts, and that the solver finds its best choice."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from itertools import product
 from time import monotonic, process_time

@@ -1,7 +1,5 @@
 """Repeated layers: programs with fewer of them are valid, and give the prices of the whole program."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import pairwise
 from time import process_time

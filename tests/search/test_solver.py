@@ -1,7 +1,5 @@
 """Test the solver: it finds the least cost, its bounds hold, and it ends in time."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from os import environ, pathsep

@@ -5,8 +5,6 @@ that the own check catches must be caught at small sizes, in the first way to ma
 fault agrees: `verify --all-sizes` takes this way. SIZES_MINUTES bounds the time, SIZES_FIRST is the number of the first program.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time
@@ -43,7 +41,7 @@ class Pair:
     small: tuple[Module, ...]
 
     @classmethod
-    def of(cls, program: Program, case: LayoutOnMesh) -> Pair:
+    def of(cls, program: Program, case: LayoutOnMesh) -> "Pair":
         own = Module(case.lower(program, of=BOTH), ExactReference(program))
         for how in WAYS:
             try:

@@ -1,7 +1,5 @@
 """Runs of `mtfc train` in a process of its own, with XLA as users have it, and the figures that they write."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """Small models, and the batches that data gives them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from itertools import islice

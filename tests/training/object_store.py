@@ -4,8 +4,6 @@ As in an object store, each object is written whole, and nothing can be appended
 gone after some changes, as it is for a process that was killed.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import time

@@ -1,7 +1,5 @@
 """The votes of all processes before each step, with those of others given: who has no batch, who fails, whose data differ."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A checkpoint opens under every layout, mesh and number of devices, with the same bits."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Data of training: each kind of file, the order of examples, the parts of processes, and positions in the data."""
 
-from __future__ import annotations
-
 import gc
 import json
 import resource

@@ -1,7 +1,5 @@
 """Data of other kinds than arrays: records, text with a tokenizer, packed documents and mixtures; each resumes exactly."""
 
-from __future__ import annotations
-
 import gc
 import json
 import re

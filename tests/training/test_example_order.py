@@ -1,7 +1,5 @@
 """The order of examples: each example once an epoch, in orders that are alike only by chance, and fast for whole arrays."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Training on several processes, which are started here and connected over the loopback."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

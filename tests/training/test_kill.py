@@ -3,8 +3,6 @@
 `make kill-test` kills 50 times, `make test` 4 times. `make kill-test` also kills runs in a remote folder.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Further examples learn on eight devices: a residual network, a mixture of experts, a translator of reversed words."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The mirror of a remote folder: a run that is killed at any moment goes on from whole files."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

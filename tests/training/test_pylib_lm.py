@@ -1,7 +1,5 @@
 """The language model of `examples/pylib_lm`: it learns real text, and layouts take the same steps."""
 
-from __future__ import annotations
-
 import os
 import re
 import sysconfig

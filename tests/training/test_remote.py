@@ -1,7 +1,5 @@
 """Data and parameters at remote paths, with the in-memory file system of fsspec in place of an object store."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

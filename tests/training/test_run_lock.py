@@ -1,7 +1,5 @@
 """One run at a time in a folder: by the system's lock, and by a counter where there are no locks."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """The facts of a process of a run, and what is said of processes that differ."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

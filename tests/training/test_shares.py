@@ -1,7 +1,5 @@
 """The rows of processes, against the shardings of JAX."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Data of training that a Python function makes: its arguments, its state, the parts of processes, and its errors."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import attrs
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from mtfc.backends.common.shares import Share
 from mtfc.backends.jax.runtime import load, structs
@@ -57,8 +57,10 @@ class JaxProgram:
 
     @classmethod
     def of(cls, source: str) -> JaxProgram:
-        """Return the program of a module's text. Raises `Unavailable` if there are too few devices."""
-        return cls(load(source))
+        """Return the program of a module's text, of the class for its devices. Raises `Unavailable` if these are too few."""
+        module = load(source)
+        kinds = {"MESHES": MultiMeshJaxProgram, "DEVICES": PlacedJaxProgram}
+        return next((kind for table, kind in kinds.items() if hasattr(module, table)), cls)(module)
 
     @property
     def mesh(self) -> Mesh:
@@ -248,6 +250,82 @@ class JaxProgram:
     def _sharding(self, layout: Any) -> Any:
         """Return the placement of an array whose entry of `LAYOUTS` is given."""
         return NamedSharding(self.mesh, layout)
+
+
+@attrs.frozen(eq=False, slots=False)
+class MultiMeshJaxProgram(JaxProgram):
+    """A generated module for several meshes. Each array is on the devices of one mesh, so checkpoints take it as it is."""
+
+    several: ClassVar[str | None] = "a layout of several meshes"
+
+    @property
+    def overlaps(self) -> bool:
+        """True if functions return before their results are there; on devices of the CPU they wait."""
+        devices = [device for mesh in self.module.BOUND.values() for device in mesh.devices.flat]
+        return devices[0].platform != "cpu" or all(mesh.size == 1 for mesh in self.module.BOUND.values())
+
+    @property
+    def _replicated(self) -> Any:
+        return NamedSharding(self.module.mesh_of(next(iter(self.module.MESHES))), PartitionSpec())
+
+    def _sharding(self, layout: Any) -> Any:
+        return self.module.sharding(layout)
+
+
+@attrs.frozen(eq=False, slots=False)
+class PlacedJaxProgram(JaxProgram):
+    """A generated module of a placement. Arrays are tuples of pieces, each on one device; checkpoints have whole arrays."""
+
+    several: ClassVar[str | None] = "a placement"
+
+    @property
+    def overlaps(self) -> bool:
+        """True: devices exchange data without collectives, so no two functions under way can block each other."""
+        return True
+
+    def place(self, batch: Arrays, kind: str = "inputs") -> dict[str, Any]:
+        """Return the batch in pieces on their devices. Raises `ValueError` for arrays that do not fit."""
+        table, is_dict = self.module.LAYOUTS[kind], isinstance(batch, Mapping)
+        pieces = {name: x for name, x in batch.items() if isinstance(x, tuple)} if is_dict else {}
+        check_batch({name: batch[name] for name in batch if name not in pieces} if is_dict else batch, table)
+        self.check_not_traced(batch)
+        if lacking := [name for name in table if name not in batch]:
+            raise ValueError(f'{kind} lacks "{lacking[0]}": it takes {", ".join(table)}')
+        if len(pieces) == len(batch):
+            return pieces
+        whole = self.module.unshard(pieces, {name: table[name] for name in pieces})
+        return dict(self.module.shard({**batch, **whole}, table))
+
+    def placed(self, params: Arrays) -> Arrays:
+        """Return parameters in pieces; they may be whole."""
+        return self.place(params, "params")
+
+    def stored(self, state: TrainState) -> TrainState:
+        """Return the state with whole arrays on the first device, as checkpoints have it under every layout."""
+        optimizer = jax.device_put(self.on_host(state.optimizer, "state"), self._replicated)
+        return TrainState(state.step, dict(self.whole_params(state.params)), optimizer)
+
+    def restored(self, state: TrainState) -> TrainState:
+        """Return a state with whole arrays in pieces."""
+        return TrainState(
+            state.step, self.place(state.params, "params"), self.place(state.optimizer, "state")
+        )
+
+    def whole_params(self, params: Arrays) -> Arrays:
+        """Return parameters as whole arrays on the first device."""
+        whole: Arrays = jax.device_put(self.on_host(params, "params"), self._replicated)
+        return whole
+
+    def on_host(self, arrays: Arrays, kind: str) -> dict[str, Any]:
+        """Return whole arrays on the host."""
+        return dict(self.module.unshard(dict(arrays), self.module.LAYOUTS[kind]))
+
+    @property
+    def _replicated(self) -> Any:
+        return SingleDeviceSharding(self.module.place(0))
+
+    def _sharding(self, layout: Any) -> Any:
+        return self._replicated
 
 
 def _indices(struct: Any) -> Any:

@@ -17,19 +17,16 @@ if TYPE_CHECKING:
     import jax.numpy as jnp
     from jax import lax
 
-MESH: dict[str, int] = {}
-"""Mesh axis -> its size. A generated module has its own table."""
-
 
 def mesh_order(axes):
-    """Return axes in the order of the mesh: `lax.ppermute` takes no other."""
-    return tuple(axis for axis in MESH if axis in axes)
+    """Return axes in the order of the mesh on which the caller runs: `lax.ppermute` takes no other."""
+    return tuple(axis for axis in jax.sharding.get_abstract_mesh().axis_names if axis in axes)
 
 
 def in_order(axes):
     """Return the devices along `axes`, numbered as `lax.ppermute` counts them, in the order of `axes`."""
-    known = mesh_order(axes)
-    devices = np.arange(np.prod([MESH[axis] for axis in known])).reshape([MESH[axis] for axis in known])
+    known, sizes = mesh_order(axes), jax.sharding.get_abstract_mesh().shape
+    devices = np.arange(np.prod([sizes[axis] for axis in known])).reshape([sizes[axis] for axis in known])
     return devices.transpose([known.index(axis) for axis in axes]).ravel().tolist()
 
 

@@ -23,7 +23,7 @@ from typing import IO, Any, TextIO
 from mtfc.backends.common.devices import Unavailable, installing
 from mtfc.compiler.records import frozen
 from mtfc.driver.data.packages import import_package
-from mtfc.driver.errors import UsageError, raised_as, reason_of, say, similar_path
+from mtfc.driver.errors import UsageError, raised_as, say
 
 SCHEME = re.compile(r"[a-z][a-z0-9]+://")
 """The start of a remote path."""
@@ -339,13 +339,11 @@ def _remote_place(url: str) -> str:
 
 def _place(path: str) -> Path:
     """Return the path of an output file. Raises `UsageError` if it cannot be written."""
-    try:
+    with raised_as(
+        UsageError, f"cannot write {path}", OSError, RuntimeError
+    ):  # also links that go in a circle
         target = _target(path)
-        reason = _obstacle(target)
-    except (OSError, RuntimeError) as error:  # a name that is too long, or links that go in a circle
-        reason = reason_of(error)
-    if reason:
-        raise UsageError(f"cannot write {path}: {reason}")
+        _check_place(target)
     return target
 
 
@@ -355,13 +353,15 @@ def _target(path: str) -> Path:
     return given if given.exists() and not given.is_file() else given.resolve()
 
 
-def _obstacle(target: Path) -> str | None:
+def _check_place(target: Path) -> None:
+    """Raise `OSError` with the path if a file cannot be written there."""
     in_place = target.exists() and not target.is_file()
     if target.is_dir():
-        return "is a directory"
+        raise OSError(errno.EISDIR, "is a directory", str(target))
     if not target.parent.is_dir():
-        return f"no such directory{similar_path(str(target.parent), is_folder=True)}"
-    return None if os.access(target if in_place else target.parent, os.W_OK) else "permission denied"
+        raise OSError(errno.ENOENT, "no such directory", str(target.parent))
+    if not os.access(target if in_place else target.parent, os.W_OK):
+        raise OSError(errno.EACCES, "permission denied", str(target))
 
 
 def report_to(*paths: str | None) -> TextIO:
@@ -388,6 +388,7 @@ def write_atomically(path: str, write: Callable[[IO[bytes]], object]) -> None:
         return
     target = _target(path)
     with raised_as(UsageError, f"cannot write {path}"):
+        _check_place(target)
         if target.exists() and not target.is_file():
             write(content := BytesIO())
             with target.open("wb") as file:

@@ -33,8 +33,9 @@ from mtfc.driver.jax_functions.shardings import (
 from mtfc.driver.jax_functions.xla_faults import MetFault, met_faults, warn_of
 from mtfc.driver.loading.selection import LayoutOnMesh
 from mtfc.driver.values import target_option
+from mtfc.frontend.jaxpr.dimension_names import place
 from mtfc.frontend.jaxpr.importing import Imported, Leaf
-from mtfc.frontend.jaxpr.tracing import by_place, value_of
+from mtfc.frontend.jaxpr.tracing import by_place, misfit, value_of
 from mtfc.frontend.layouts.layout_text import rules_text
 
 if TYPE_CHECKING:
@@ -332,13 +333,19 @@ class Plan:
 
     def check_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
         """Return the leaves of arguments. Raises `UsageError` if they are not as those that were imported."""
+        if reason := misfit(self.function, args, kwargs):
+            raise UsageError(f"the arguments {reason}")
         found = jax.tree_util.tree_flatten_with_path(by_place(self.function, args, kwargs))[0]
-        given = [jax.tree_util.keystr(path[1:]) for path, _ in found]
-        known = [jax.tree_util.keystr(path[1:]) for path in self.imported.flat.inputs]
+        given, known = (
+            [place(self.imported.flat, path) for path in paths]
+            for paths in ((path for path, _ in found), self.imported.flat.inputs)
+        )
         if given != known:
             other = next((place for place in given if place not in known), None)
             missing = next((place for place in known if place not in given), None)
-            what = f"an array at {other}" if other is not None else f"no array at {missing}"
+            what = " and ".join(
+                [f"an array at {other}"] * bool(other) + [f"no array at {missing}"] * bool(missing)
+            )
             raise UsageError(f"the arguments have {what}, and a structure other than that of the plan")
         leaves = [leaf for _, leaf in found]
         for leaf, x in zip(self._arguments, leaves, strict=True):

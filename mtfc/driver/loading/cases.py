@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 import attrs
 
+from mtfc.backends.registry import BACKENDS
 from mtfc.compiler.diagnostics import Diagnostic, did_you_mean
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import print_program
@@ -20,12 +21,20 @@ if TYPE_CHECKING:
     from mtfc.meshes.mesh_labels import MeshPart
     from mtfc.meshes.multi_mesh_program import MultiMeshProgram
     from mtfc.placements.declarations import DeclaredPlacement
+    from mtfc.placements.running.placed_program import PlacedProgram
 
 
 class CaseOnDevices:
-    """A case without one mesh: it has a name and a number of devices, and passes do not lower the whole program for it."""
+    """A case without one mesh: it has a name and a number of devices, and passes do not lower the whole program for it.
+
+    kind, content: the kind of case, and what its modules hold, in messages. unlowered: the subject of "not lowered by passes".
+    emits: the texts that `mtfc compile` writes.
+    """
 
     kind: ClassVar[str]
+    content: ClassVar[str] = ""
+    unlowered: ClassVar[str]
+    emits: ClassVar[tuple[str, ...]]
 
     @property
     def name(self) -> str:
@@ -55,8 +64,16 @@ class CaseOnDevices:
         return self
 
     def placed(self, program: Program) -> Program:
-        """Return the global program, whose parts get their devices later."""
+        """Return the global program, whose parts get their devices later. Raises `CompileError` if the case does not fit it."""
         return program
+
+    def lowered(self, program: Program) -> tuple[Program, ...]:
+        """Return the programs that passes lower for one processor each: none."""
+        return ()
+
+    def text(self, program: Program, emit: str, locations: bool = False) -> str:
+        """Return a text of `emits`. locations: IR has source places. Raises `CompileError` and `UsageError`."""
+        return self.source(program, emit)
 
     def source(self, program: Program, backend: str = "jax", of: str = "step") -> str:
         """Return the text of a variant of the program as a module. Raises `CompileError` and `UsageError`."""
@@ -75,6 +92,8 @@ class MultiMeshCase(CaseOnDevices):
     rules: tuple[Layout, ...]
 
     kind: ClassVar[str] = "a layout of several meshes"
+    unlowered: ClassVar[str] = "whose segments are"
+    emits: ClassVar[tuple[str, ...]] = ("spmd", *BACKENDS)
 
     @classmethod
     def of(cls, declared: MultiMeshLayout) -> MultiMeshCase:
@@ -122,6 +141,11 @@ class MultiMeshCase(CaseOnDevices):
                 title = f"// {function.name}, segment {number} on mesh {multi_mesh.meshes[segment.part].name}"
                 yield f"{title}\n{print_program(segment.program, locations)}"
 
+    def text(self, program: Program, emit: str, locations: bool = False) -> str:
+        """Return the IR of all segments, or a module."""
+        is_ir = emit == "spmd"
+        return "\n".join(self.segment_texts(program, locations)) if is_ir else self.source(program, emit)
+
     def source(self, program: Program, backend: str = "jax", of: str = "step") -> str:
         """Return the text of a variant of the program as a module."""
         from mtfc.meshes.module import generate
@@ -137,6 +161,9 @@ class PlacementCase(CaseOnDevices):
     declared: Program = attrs.field(eq=False)
 
     kind: ClassVar[str] = "a placement"
+    content: ClassVar[str] = ", whose operators are a JAX module"
+    unlowered: ClassVar[str] = "which is"
+    emits: ClassVar[tuple[str, ...]] = ("jax",)
 
     @property
     def name(self) -> str:
@@ -151,30 +178,31 @@ class PlacementCase(CaseOnDevices):
         """The placement and its devices, in a line."""
         return f"placement {self.name} on {self.devices} device{'s'[: self.devices - 1]}"
 
-    def check(self) -> None:
-        """Raise `CompileError` (E317, E319) for a placement that does not fit the operators of the model."""
-        from mtfc.placements.running.placed_program import PlacedProgram
-
-        PlacedProgram(self.declared, self.placement, self.declared).configurations()
+    def placed(self, program: Program) -> Program:
+        """Return the global program. Raises `CompileError` (E317, E319) if the placement does not fit the model's operators."""
+        self._program(self.declared).configurations()
+        return program
 
     def source(self, program: Program, backend: str = "jax", of: str = "step") -> str:
-        """Return the text of a variant of the program as a module. Raises `CompileError` and `UsageError`."""
-        if backend != "jax":
-            raise UsageError(
-                f"`{self.name}` is a placement, which runs on JAX's devices: --backend jax"
-                " (`mtfc verify` compares it on NumPy, too)"
-            )
-        from mtfc.placements.running.jax.module import generate
+        """Return the text of a variant of the program as a module. On NumPy `gradients` is the only variant.
+
+        Raises `CompileError` (E317, E319) and `UsageError`.
+        """
+        from mtfc.placements.running.jax.module import generate, generate_numpy
+
+        if backend == "jax":
+            return generate(self._program(program, of))
+        if of == "gradients":
+            return generate_numpy(self._program(program, of))
+        raise UsageError(
+            f"`{self.name}` is a placement, which runs on JAX's devices: `--backend jax`"
+            " (`mtfc verify` compares it on NumPy, too)"
+        )
+
+    def _program(self, program: Program, of: str = "step") -> PlacedProgram:
         from mtfc.placements.running.placed_program import PlacedProgram
 
-        return generate(PlacedProgram(program, self.placement, self.declared, of))
-
-    def numpy_source(self, program: Program) -> str:
-        """Return the text of a NumPy module with outputs and gradients, for comparisons. Raises `CompileError` (E317, E319)."""
-        from mtfc.placements.running.jax.module import generate_numpy
-        from mtfc.placements.running.placed_program import PlacedProgram
-
-        return generate_numpy(PlacedProgram(program, self.placement, self.declared, "gradients"))
+        return PlacedProgram(program, self.placement, self.declared, of)
 
 
 def check_multi_mesh(programs: Sequence[Program], layouts: Sequence[MultiMeshLayout]) -> Iterator[Diagnostic]:

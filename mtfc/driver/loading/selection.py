@@ -6,7 +6,7 @@ every operation that adds up rows. With another size, means, derived sizes and t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -462,11 +462,15 @@ def dividing(layout: Layout, mesh: Mesh, sizes: Mapping[str, int]) -> Layout:
             tuple((dim, axes) for dim, axes in rules.axes if not sizes.get(dim, 0) % mesh.size(axes))
         )
 
-    values = tuple((path, kept(rules)) for path, rules in layout.values)
+    return with_rules(layout, kept)
+
+
+def with_rules(layout: Layout, change: Callable[[Rules], Rules]) -> Layout:
+    """Return a layout with the rules of each section changed."""
     return attrs.evolve(
         layout,
-        rules=kept(layout.rules),
-        params=kept(layout.params),
-        optimizer=kept(layout.optimizer),
-        values=values,
+        rules=change(layout.rules),
+        params=change(layout.params),
+        optimizer=change(layout.optimizer),
+        values=tuple((path, change(rules)) for path, rules in layout.values),
     )

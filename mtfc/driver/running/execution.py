@@ -15,11 +15,9 @@ from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.training import average_of
 from mtfc.compiler.ir.types import Dim
 from mtfc.driver.data.array_files import Array, Arrays
-from mtfc.driver.loading.cases import MultiMeshCase, PlacementCase
 
 if TYPE_CHECKING:
     from mtfc.backends.jax.jax_program import JaxProgram
-    from mtfc.driver.loading.selection import Case
 
 
 def source(program: Program, backend: str) -> str:
@@ -39,17 +37,9 @@ def loaded(text: str, backend: str) -> Any:
         return BACKENDS[backend].load(text)
 
 
-def jax_program(case: Case, text: str) -> JaxProgram:
+def jax_program(text: str) -> JaxProgram:
     """Return the program of a module's text on JAX's devices. Raises `Unavailable`."""
     import_jax()
-    if isinstance(case, PlacementCase):
-        from mtfc.placements.running.jax.placed_jax_program import PlacedJaxProgram
-
-        return PlacedJaxProgram.of(text)
-    if isinstance(case, MultiMeshCase):
-        from mtfc.meshes.multi_mesh_jax_program import MultiMeshJaxProgram
-
-        return MultiMeshJaxProgram.of(text)
     from mtfc.backends.jax.jax_program import JaxProgram
 
     return JaxProgram.of(text)

@@ -6,15 +6,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isqrt
 
-import attrs
-
 from mtfc.compiler.cost.device_graph import MOST_PLACED, DeviceGraph, Machine
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.types import Layout, Mesh, Rules
 from mtfc.compiler.search.found import Plan
 from mtfc.compiler.search.global_layouts.layout_space import AXES
 from mtfc.driver.errors import UsageError
-from mtfc.driver.loading.selection import Selection
+from mtfc.driver.loading.selection import Selection, with_rules
 from mtfc.driver.loading.target import check_room
 from mtfc.driver.options import SearchOptions
 from mtfc.driver.searching.space import SearchedSpace
@@ -183,13 +181,7 @@ def _renamed(layout: Layout, names: Mapping[str, str]) -> Layout:
     def section(rules: Rules) -> Rules:
         return Rules(tuple((dim, tuple(names[axis] for axis in axes)) for dim, axes in rules.axes))
 
-    return attrs.evolve(
-        layout,
-        rules=section(layout.rules),
-        params=section(layout.params),
-        optimizer=section(layout.optimizer),
-        values=tuple((path, section(rules)) for path, rules in layout.values),
-    )
+    return with_rules(layout, section)
 
 
 def _check_given(options: SearchOptions, space: SearchedSpace, mesh: Mesh) -> None:

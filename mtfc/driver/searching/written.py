@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import attrs
 
-from mtfc.compiler.diagnostics import Diagnostics
+from mtfc.compiler.diagnostics import Diagnostics, Span
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.frontend.layouts.layout_text import layout_text, mesh_text
 from mtfc.frontend.syntax import ast
@@ -17,33 +17,32 @@ from mtfc.reports.table import free_name
 def resized(text: str, sizes: Mapping[str, int]) -> str:
     """Return the text of a file with the sizes of dimensions that `--dim` gave."""
     declared = [each for each in parse(text, "", Diagnostics()).declarations if isinstance(each, ast.DimDecl)]
-    lines = text.splitlines(keepends=True)
     for each in reversed(declared):
         if each.name.text in sizes:
-            first, last = each.name.span, each.span
-            before = lines[first.line - 1][: first.end_column - 1]
-            after = lines[last.end_line - 1][last.end_column - 1 :]
-            lines[first.line - 1 : last.end_line] = [f"{before} = {sizes[each.name.text]}{after}"]
-    return "".join(lines)
+            name, whole = each.name.span, each.span
+            behind = attrs.evolve(whole, line=name.end_line, column=name.end_column)
+            text = _written(text, behind, f" = {sizes[each.name.text]}")
+    return text
+
+
+def _written(text: str, span: Span, new: str) -> str:
+    """Return a text with a new one in the place of a span."""
+    lines = text.splitlines(keepends=True)
+    before = lines[span.line - 1][: span.column - 1]
+    after = lines[span.end_line - 1][span.end_column - 1 :]
+    return "".join([*lines[: span.line - 1], before, new, after, *lines[span.end_line :]])
 
 
 def accumulated(text: str, model: str, number: int) -> str:
     """Return the text of a file in which the training of a model accumulates a number of micro-batches."""
     found = parse(text, "", Diagnostics()).declarations
     train = next(each for each in found if isinstance(each, ast.TrainDecl) and each.model.text == model)
-    lines = text.splitlines(keepends=True)
     if train.accumulate is not None:
-        span = train.accumulate.span
-        row = span.line - 1
-        lines[row] = f"{lines[row][: span.column - 1]}{number}{lines[row][span.end_column - 1 :]}"
-    else:
-        row, column = train.span.end_line - 1, train.span.end_column - 2
-        before, after = lines[row][:column], lines[row][column:]
-        added = (
-            f"; accumulate = {number} " if before.strip() else f"{before}  accumulate = {number}\n{before}"
-        )
-        lines[row] = f"{before.rstrip()}{added}{after}"
-    return "".join(lines)
+        return _written(text, train.accumulate.span, str(number))
+    row, column = train.span.end_line, train.span.end_column - 1
+    before = text.splitlines()[row - 1][: column - 1]
+    added = f"; accumulate = {number} " if before.strip() else f"{before}  accumulate = {number}\n{before}"
+    return _written(text, Span("", row, 1, row, column), f"{before.rstrip()}{added}")
 
 
 def declared_name(text: str, name: str) -> str:
@@ -70,9 +69,9 @@ def insert_layout(
     mesh = mesh if is_declared else attrs.evolve(mesh, name=free_name(mesh.name, named))
     layout = attrs.evolve(layout, name=free_name(layout.name, named))
     layouts = [each for each in file.declarations if isinstance(each, ast.LayoutDecl)]
-    lines = text.splitlines(keepends=True)
     if not is_declared and len(meshes) == 1:
-        _say_which_mesh(lines, layouts, meshes[0])
+        text = _on_mesh(text, layouts, meshes[0])
+    lines = text.splitlines(keepends=True)
     at = layouts[0].span.line - 1 if layouts else len(lines)
     before = "".join(lines[:at])
     before += "" if before.endswith("\n") or not before else "\n"
@@ -80,9 +79,9 @@ def insert_layout(
     return f"{before}{written}{''.join(lines[at:])}"
 
 
-def _say_which_mesh(lines: list[str], layouts: Iterable[ast.LayoutDecl], mesh: str) -> None:
-    """Write `on MESH` into declarations that named no mesh because the file had a single one."""
-    for each in layouts:
-        if each.mesh is None:
-            row, column = each.name.span.line - 1, each.name.span.end_column - 1
-            lines[row] = f"{lines[row][:column]} on {mesh}{lines[row][column:]}"
+def _on_mesh(text: str, layouts: Sequence[ast.LayoutDecl], mesh: str) -> str:
+    """Return a text with `on MESH` in the declarations that named no mesh, because the file had a single one."""
+    for each in reversed([each for each in layouts if each.mesh is None]):
+        end = attrs.evolve(each.name.span, column=each.name.span.end_column)
+        text = _written(text, end, f" on {mesh}")
+    return text

@@ -57,7 +57,7 @@ class Forward:
     @classmethod
     def of(cls, program: Program, case: Case, rows: int) -> Forward:
         counted, counts = with_weights(program)
-        return cls(jax_program(case, case.forward_source(counted, "jax")), rows, counts)
+        return cls(jax_program(case.forward_source(counted, "jax")), rows, counts)
 
     def batch(self, params: Mapping[str, Any], batch: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
         """Return the mean and the weight of each output with at most one dimension. params: as `placed` returns them."""

@@ -568,20 +568,21 @@ def _line_of(error: Exception) -> str:
 
 # tf.train.Example
 
-MESSAGES: Mapping[str, Sequence[tuple[str, int, str, bool, str | None]]] = {
-    "BytesList": [("value", 1, "BYTES", True, None)],
-    "FloatList": [("value", 1, "FLOAT", True, None)],
-    "Int64List": [("value", 1, "INT64", True, None)],
-    "Feature": [
-        ("bytes_list", 1, "MESSAGE", False, "BytesList"),
-        ("float_list", 2, "MESSAGE", False, "FloatList"),
-        ("int64_list", 3, "MESSAGE", False, "Int64List"),
-    ],
-    "Entry": [("key", 1, "STRING", False, None), ("value", 2, "MESSAGE", False, "Feature")],
-    "Features": [("feature", 1, "MESSAGE", True, "Entry")],
-    "Example": [("features", 1, "MESSAGE", False, "Features")],
-}
-"""The fields of each message: name, number, type, True if it is repeated, and the message that it holds."""
+EXAMPLE = """
+name: "example.proto" package: "mtfc" syntax: "proto3"
+message_type { name: "BytesList" field { name: "value" number: 1 type: TYPE_BYTES label: LABEL_REPEATED } }
+message_type { name: "FloatList" field { name: "value" number: 1 type: TYPE_FLOAT label: LABEL_REPEATED } }
+message_type { name: "Int64List" field { name: "value" number: 1 type: TYPE_INT64 label: LABEL_REPEATED } }
+message_type { name: "Feature"
+  field { name: "bytes_list" number: 1 type_name: ".mtfc.BytesList" label: LABEL_OPTIONAL }
+  field { name: "float_list" number: 2 type_name: ".mtfc.FloatList" label: LABEL_OPTIONAL }
+  field { name: "int64_list" number: 3 type_name: ".mtfc.Int64List" label: LABEL_OPTIONAL } }
+message_type { name: "Entry" field { name: "key" number: 1 type: TYPE_STRING label: LABEL_OPTIONAL }
+  field { name: "value" number: 2 type_name: ".mtfc.Feature" label: LABEL_OPTIONAL } }
+message_type { name: "Features" field { name: "feature" number: 1 type_name: ".mtfc.Entry" label: LABEL_REPEATED } }
+message_type { name: "Example" field { name: "features" number: 1 type_name: ".mtfc.Features" label: LABEL_OPTIONAL } }
+"""
+"""The messages, as protobuf writes a `FileDescriptorProto` in text."""
 
 
 def parse_tf_example(record: bytes) -> dict[str, Array] | None:
@@ -624,20 +625,10 @@ def shaped(features: Mapping[str, Array], shapes: Mapping[str, tuple[int, ...]])
 @lru_cache
 def _example_class() -> Any:
     """Return the class of the message."""
-    messages = import_package("google.protobuf.descriptor_pb2", "protobuf", "tf.train.Example", "data")
-    pools = import_package("google.protobuf.descriptor_pool", "protobuf", "tf.train.Example", "data")
-    factory = import_package("google.protobuf.message_factory", "protobuf", "tf.train.Example", "data")
-    file = messages.FileDescriptorProto(name="example.proto", package="mtfc", syntax="proto3")
-    kinds = messages.FieldDescriptorProto
-    for name, fields in MESSAGES.items():
-        added = file.message_type.add(name=name)
-        for field, number, type, is_repeated, held in fields:
-            label = kinds.LABEL_REPEATED if is_repeated else kinds.LABEL_OPTIONAL
-            described = added.field.add(
-                name=field, number=number, type=getattr(kinds, f"TYPE_{type}"), label=label
-            )
-            if held is not None:
-                described.type_name = f".mtfc.{held}"
+    messages, pools, factory, texts = (
+        import_package(f"google.protobuf.{name}", "protobuf", "tf.train.Example", "data")
+        for name in ("descriptor_pb2", "descriptor_pool", "message_factory", "text_format")
+    )
     pool = pools.DescriptorPool()
-    pool.Add(file)
+    pool.Add(texts.Parse(EXAMPLE, messages.FileDescriptorProto()))
     return factory.GetMessageClass(pool.FindMessageTypeByName("mtfc.Example"))

@@ -120,7 +120,7 @@ def train(options: TrainOptions, sources: Sources, to: TextIO | None) -> Finishe
         if evaluated is not None:
             resizing = Resizing(options.file, options.choice, sources, selection)
             evaluation = DataEvaluation.of(evaluated, options.eval_batches, resizing, leads)
-        on_devices = jax_program(case, text)
+        on_devices = jax_program(text)
         trainer = Trainer(
             options, program, case, predicted, to, on_devices, source, evaluation, total, peers, mirror
         )

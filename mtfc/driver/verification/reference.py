@@ -194,7 +194,7 @@ class Reference:
 
     def placed(self, case: PlacementCase) -> Compared:
         """Compare the program's operators under a placement, on NumPy. Raises `CompileError`."""
-        module = loaded(case.numpy_source(self.program), "numpy")
+        module = loaded(case.source(self.program, "numpy", "gradients"), "numpy")
         arguments = {**self.batches[0], **self.parameters}
         parts = _parts(call(module, self.differentiated.function("gradients"), arguments), self.program)
         return self.runs.judged(

@@ -240,7 +240,7 @@ class VerifiedModel:
         if isinstance(case, PlacementCase) and backend == "numpy":
             compared, wide = self.reference.placed(case), self.wide.placed(case) if self.wide else {}
             return attrs.evolve(blank, compared=compared, wide=wide, **self._numberless)
-        lowered = () if isinstance(case, PlacementCase) else case.lowered(self.reference.program)
+        lowered = case.lowered(self.reference.program)
         sums = tuple(dict.fromkeys(wrong for each in lowered for wrong in wrong_sums(each)))
         with in_wide_numbers(backend):
             modules = CaseModules.of(case, self.reference, backend)

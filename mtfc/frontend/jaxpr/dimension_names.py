@@ -39,6 +39,9 @@ WEIGHTS = frozenset({
 })  # fmt: skip
 """Names of arrays that say nothing without the module that has them."""
 
+OF_WEIGHT = re.compile(r"(?<=.)_(w|b|bias|kernel|weight)$")
+"""The end of an array's name that says that it is a weight, and nothing of its module."""
+
 
 def propose(flat: Flat, roles: Sequence[Role], names: GivenNames, function: Callable[..., Any]) -> None:
     """Add names to the factors of all arguments. Axes to which the user gives one name become one dimension.
@@ -115,10 +118,16 @@ def _last(text: str, number: int = 1) -> str:
 
 
 def _modules(text: str) -> list[str]:
-    """Return names for the module of an array, the shortest first: `key` and `attention_key` of `params/attention/key/kernel`."""
-    _, *parts = [part for part in text.removesuffix("/value").split("/") if part not in ("", "~")]
-    if len(parts) > 1 and parts[-1].lower() in WEIGHTS:
+    """Return names for the module of an array, the shortest first: `key` and `attention_key` of `params/attention/key/kernel`.
+
+    The module of `layers/0/1` is `layers_0`, and that of `params/qkv_w` is `qkv`.
+    """
+    argument, *parts = [part for part in text.removesuffix("/value").split("/") if part not in ("", "~")]
+    if len(parts) > 1 and (parts[-1].lower() in WEIGHTS or (parts[-1] + parts[-2]).isdigit()):
         parts.pop()
+    if "".join(parts).isdigit():
+        parts.insert(0, argument)
+    parts[-1:] = [OF_WEIGHT.sub("", part) for part in parts[-1:]]
     least = 1 + "".join(parts[-1:]).isdigit()
     found = (ascii_name("_".join(parts[-number:])) for number in range(least, least + 3))
     return [name for name in found if _can_name(name)]

@@ -190,6 +190,10 @@ class RoleFinder:
             self.weights.append(Side(source, leaves(kernel[made]), leaves(kernel[summed]), is_dot=False))
             for role, j in zip(roles, windows, strict=False):
                 self.see(f"kernel_{role}", kernel[j], source)
+            if not source.names:
+                self.see("out_channels", kernel[made], source)
+        for role, j in zip(roles, numbers.out_spec[2:], strict=False):
+            self.see(f"out_{role}", step.results[0].axes[j], source)
 
     def lookup(self, step: AppliedPrimitive) -> None:
         """Note the sides of a table into which ids point, and the length of the ids."""

@@ -173,17 +173,23 @@ BY_EXAMPLE = "give them as in a call, `from_jax(f, x, y)`, and bind static ones 
 BY_CLOSURE = "pass other values by `functools.partial`, or by a closure"
 
 
+def misfit(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Return why arguments do not fit the signature of a function; empty if they do, or if it has none."""
+    try:
+        inspect.signature(function).bind(*args, **kwargs)
+    except TypeError as error:
+        return f"do not fit the function: {error}"
+    except ValueError:
+        pass
+    return ""
+
+
 def _check_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Raise `CompileError` for arguments that do not fit the function, and for a leaf that is no array."""
     from jax.tree_util import keystr, tree_flatten_with_path
 
-    try:
-        inspect.signature(function).bind(*args, **kwargs)
-    except TypeError as error:
-        message = f"the example arguments do not fit the function: {error}"
-        raise failure("E801", message, definition(function), BY_EXAMPLE) from None
-    except ValueError:  # a function without a signature
-        pass
+    if reason := misfit(function, args, kwargs):
+        raise failure("E801", f"the example arguments {reason}", definition(function), BY_EXAMPLE)
     inner = inspect.unwrap(function)
     if any(
         is_other(inner)

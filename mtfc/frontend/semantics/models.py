@@ -34,6 +34,10 @@ class Model:
     slices: dict[str, TensorType]
     watched: tuple[str, ...]
 
+    def lacks(self, name: str) -> bool:
+        """Return True if an unknown output is a mistake of its own: no part with an error can have the name."""
+        return self.complete or name not in self.places
+
 
 def elaborate_model(decl: ast.ModelDecl, scope: Scope) -> Model:
     """Return the program of a model, with what layouts and training need to know about it."""

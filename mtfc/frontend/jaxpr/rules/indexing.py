@@ -169,45 +169,46 @@ def _emit_scatter(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Val
     return (emitter.elementwise("add", emitter.operand(step, 0), found),)
 
 
-FEW, SOME = 16, 64
-"""Updates that are combined at each place, and updates that are compared with all places, of any table."""
+SOME = 64
+"""Updates that are compared with each other and with all places of any table."""
 
 COMBINING = {"sub": "sum", "mul": "prod", "maximum": "max", "minimum": "min"}
 """Op of old and new elements -> the reduction of updates at one place."""
 
 
 def _is_small_update(step: AppliedPrimitive) -> bool:
-    """Accept few updates, or elements that are set by no more comparisons of indices and places than the table has elements."""
+    """Accept few updates, or as many as take no more comparisons of indices and places than the table has elements."""
     op = _op(step)
     dtypes = FLOATS if op == "mul" else NUMBERS if op else NUMBERS | BOOL
     if op is None or step.operands[0].dtype not in dtypes or not _updates_rows(step):
         return False
     (table, ids, _), numbers = step.operands, index_numbers(step)
     own = prod(size for i, size in enumerate(ids.shape[:-1]) if i not in numbers.batch.values())
-    return 1 < own <= (FEW if op else max(SOME, prod(table.shape) // table.shape[numbers.axes[0]]))
+    return 1 < own <= max(SOME, 0 if op else prod(table.shape) // table.shape[numbers.axes[0]])
 
 
 def _emit_update(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
-    """Take the last update that points at a place, or combine all of them. Nothing is sent if the places are split."""
+    """Take the last update at a place, combined with all others there if an op does. Nothing is sent if the places are split."""
     build, (j,), op, table = emitter.build, index_numbers(step).axes, _op(step), emitter.operand(step, 0)
     ids, updates, dim, inner = _updates(emitter, step)
     own = tuple(each for each in ids.type.dims if each not in inner)
-    one, axes = emitter.dims.new("updates", prod(each.size for each in own)), step.operands[0].axes[j]
+    one, other = (emitter.dims.new("updates", prod(each.size for each in own)) for _ in range(2))
 
-    def flat(x: Value) -> Value:
+    def flat(x: Value, dim: Dim) -> Value:
         rest = tuple(each for each in x.type.dims if each not in own)
-        return build("reshape", build.ordered(x, (*own, *rest)), dims=(one, *rest))
+        return build("reshape", build.ordered(x, (*own, *rest)), dims=(dim, *rest))
 
-    is_here = emitter.elementwise("eq", flat(build.cast(ids, "i32")), build("range", dim=dim))
-    none = build.constant(-1, "i32")
-    number = emitter.elementwise("where", is_here, build("range", dim=one), none)
-    last = build("max", number, over=(one,))
-    found = emitter.parted(build("gather", flat(updates), last, dim=one), dim, axes)
-    is_set = emitter.parted(build("gt", last, none), dim, axes)
+    places, new = flat(build.cast(ids, "i32"), one), flat(updates, one)
     if op:
-        neutral = found if op in ("maximum", "minimum") else build.like(int(op == "mul"), found)
-        terms = emitter.elementwise("where", emitter.parted(is_here, dim, axes), flat(updates), neutral)
-        found = emitter.elementwise(op, table, build(COMBINING[op], terms, over=(one,)))
+        is_same = emitter.elementwise("eq", places, flat(build.cast(ids, "i32"), other))
+        neutral = new if op in ("maximum", "minimum") else build.like(int(op == "mul"), new)
+        terms = emitter.elementwise("where", is_same, flat(updates, other), neutral)
+        new = build(COMBINING[op], terms, over=(other,))
+    is_here, none = emitter.elementwise("eq", places, build("range", dim=dim)), build.constant(-1, "i32")
+    last = build("max", emitter.elementwise("where", is_here, build("range", dim=one), none), over=(one,))
+    found, is_set = build("gather", new, last, dim=one), build("gt", last, none)
+    found, is_set = (emitter.parted(x, dim, step.operands[0].axes[j]) for x in (found, is_set))
+    found = emitter.elementwise(op, table, found) if op else found
     return (emitter.elementwise("where", is_set, found, table),)
 
 
@@ -264,9 +265,8 @@ def _start(emitter: JaxprEmitter, step: AppliedPrimitive, i: int, last: int) -> 
 
 def _clamped(emitter: JaxprEmitter, indices: Value, last: int) -> Value:
     """Return indices from 0 to `last`."""
-    build = emitter.build
-    at_least_0 = build("maximum", indices, build.like(0, indices))
-    return build("minimum", at_least_0, build.like(last, indices))
+    at_least_0 = emitter.build("maximum", indices, emitter.build.like(0, indices))
+    return emitter.build("minimum", at_least_0, emitter.build.like(last, indices))
 
 
 CLAMPED_AS = {"u32": "u32", "i64": "f64", "u64": "f64"}

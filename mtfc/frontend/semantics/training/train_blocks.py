@@ -175,7 +175,7 @@ class _TrainBlock:
     def _unknown(self, name: ast.Name, known: Sequence[str]) -> None:
         """Report a name that the step cannot report."""
         model, scope = self.model, self.scope
-        if not model.complete or name.text in scope.doubtful:
+        if not model.lacks(name.text) or name.text in scope.doubtful:
             return
         if name.text in model.places:
             outputs = [output.name for output in model.program.function("forward").outputs]
@@ -378,17 +378,18 @@ def loss_to_minimize(
         if micro_batches > 1:
             loss.warn_of_counts()
         return Minimized(name.text)
-    if model.complete:
-        _report_missing(name, model, outputs, scope)
+    _report_missing(name, model, outputs, scope)
     return None
 
 
 def _report_missing(name: ast.Name, model: Model, outputs: Iterable[str], scope: Scope) -> None:
+    if not model.lacks(name.text):
+        return
     if name.text in model.places:
         report_not_returned(name, model, outputs, scope)
         return
-    message = f"model `{model.program.name}` returns no `{name.text}`"
-    scope.unknown("E401", message, name, tuple(outputs))
+    known = tuple(outputs) if model.complete else (*outputs, *model.places)
+    scope.unknown("E401", f"model `{model.program.name}` returns no `{name.text}`", name, known)
 
 
 def report_not_returned(name: ast.Name, model: Model, outputs: Iterable[str], scope: Scope) -> None:
@@ -496,8 +497,7 @@ class _Loss:
             )
         value = outputs.get(node.text)
         if value is None:
-            if self.model.complete:
-                _report_missing(node, self.model, outputs, self.scope)
+            _report_missing(node, self.model, outputs, self.scope)
             return None
         is_trained = not self._reached(_operands, [value]).isdisjoint(self.parameters)
         if value.type.dims or value.type.dtype == "bool" or is_trained:
