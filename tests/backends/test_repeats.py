@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ import pytest
 
 import mtfc
 from mtfc.backends.common import emitter, repeats
-from mtfc.backends.common.folding import folded, uses
+from mtfc.backends.common.inlining import inlined
 from mtfc.backends.jax.runtime import load
 
 SIZE = 8
@@ -89,16 +90,21 @@ def digest(jaxpr: Any) -> Any:
     return tuple(sorted(keys)), tuple(map(read, jaxpr.outvars))
 
 
+def without_inlining(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(emitter, "inlined", lambda lines, *_: lines)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("layers", [2, 5, 12])
 def test_loops_are_traced_as_the_statements_they_replace(
     layers: int, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    without_inlining(monkeypatch)
     plan = planned(layers, layout)
-    looped = digest(jaxpr_of(plan))
+    looped = str(jaxpr_of(plan))
     assert (" for i in range" in plan.jax()) or layers == 2
     monkeypatch.setattr(repeats, "LEAST", 10**9)
-    assert looped == digest(jaxpr_of(plan))
+    assert looped == str(jaxpr_of(plan))
 
 
 @pytest.mark.parametrize(
@@ -115,10 +121,11 @@ def test_loops_are_traced_as_the_statements_they_replace(
 def test_layers_in_other_orders_are_traced_as_their_statements(
     order: Sequence[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    without_inlining(monkeypatch)
     plan = planned(max(order) + 1, "fsdp", order)
-    looped = digest(jaxpr_of(plan))
+    looped = str(jaxpr_of(plan))
     monkeypatch.setattr(repeats, "LEAST", 10**9)
-    assert looped == digest(jaxpr_of(plan))
+    assert looped == str(jaxpr_of(plan))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -133,30 +140,53 @@ def test_the_text_computes_what_the_function_does() -> None:
         assert jnp.abs(found - wanted).max() <= 1e-3 * max(1, jnp.abs(wanted).max())
 
 
+def language_model_step() -> Any:
+    """Return the results of a step of a small language model with AdamW."""
+    text = Path("examples/jax/decoder.py").read_text()
+    exec(text.replace('jax.config.update("jax_num_cpu_devices", 8)', ""), model := dict[str, Any]())
+    params = model["init"](0)
+    ids = jax.random.randint(jax.random.key(0), (8, 17), 0, model["VOCAB"])
+    names = {"ids": "batch length", "**/up": "embed hidden", "**/qkv": "embed (three heads head_dim)"}
+    given = params, model["optimizer"].init(params), ids
+    program = mtfc.from_jax(model["step"], *given, names=names)
+    return program.plan(LAYOUTS["model"], {"data": 2, "model": 2}).step(*given)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("layers", [1, 2, 12])
-def test_folded_statements_are_traced_as_those_they_replace(
+def test_inlined_lines_are_traced_as_those_they_replace(
     layers: int, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = planned(layers, layout)
     found, lines = digest(jaxpr_of(plan)), len(plan.jax().splitlines())
-    monkeypatch.setattr(emitter, "folded", lambda statements, *_: statements)
+    without_inlining(monkeypatch)
     assert found == digest(jaxpr_of(plan))
     assert lines < 0.85 * len(plan.jax().splitlines())
 
 
+def test_inlined_lines_compute_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = language_model_step()
+    without_inlining(monkeypatch)
+    for bits, wanted in zip(jax.tree.leaves(found), jax.tree.leaves(language_model_step()), strict=True):
+        assert (bits == wanted).all()
+
+
 @pytest.mark.parametrize(
-    "expression", ["a - b", "-a", "a * b", "f(a)", "a.T", "a < b", "f(a)[..., None]", "a / b", "a ** b"]
+    "expression", ["a - b", "-a", "a * b", "f(a)", "a.T", "a < b", "f(a)[..., None]", "a / b", "a ** b", "10"]
 )
 @pytest.mark.parametrize(
-    "reader", ["{} * c", "c - {}", "{} ** c", "f(c, {})", "-{}", "{}.astype(c)", "{}[0]"]
+    "reader", ["{} * c", "c - {}", "{} ** c", "f(c, {})", "-{}", "{}.astype(c)", "{}[0]", "c == {}", "f(*{})"]
 )
-def test_folded_expressions_keep_their_parentheses(expression: str, reader: str) -> None:
+def test_inlined_expressions_keep_their_parentheses(expression: str, reader: str) -> None:
     name, result = (f"{repeats.MARK}{i}{repeats.MARK}" for i in range(2))
-    before = [
-        repeats.Statement(f"{name} = {expression}"),
-        repeats.Statement(f"{result} = {reader.format(name)}"),
-    ]
-    (after,) = folded(before, uses(each.text for each in before), len, 110)
+    lines = [f"{name} = {expression}", f"{result} = {reader.format(name)}"]
+    (line,) = inlined(lines, {}, (), ("x", "y"), 110)
     wanted = f"{result} = {reader.format(f'({expression})')}"
-    assert ast.dump(ast.parse(after.text)) == ast.dump(ast.parse(wanted))
+    assert ast.dump(ast.parse(line)) == ast.dump(ast.parse(wanted))
+
+
+def test_values_stay_in_front_of_carries_that_they_read() -> None:
+    a, b, c, d = (f"{repeats.MARK}{i}{repeats.MARK}" for i in range(4))
+    lines = [f"{a} = x", f"{b} = y", "for i in range(2):"]
+    lines += [f"    {c} = f({b})", f"    {d} = f({a})", f"    {a} = {c}", f"    {b} = {d}"]
+    assert [*inlined([*lines, f"return {a}, {b}"], {}, (), "abcd", 110)] == [*lines, f"return {a}, {b}"]

@@ -31,9 +31,9 @@ from textwrap import wrap
 
 import attrs
 
-from mtfc.backends.common.folding import folded, uses
+from mtfc.backends.common.inlining import inlined
 from mtfc.backends.common.loop_codegen import IterationSlice, LoopCode
-from mtfc.backends.common.repeats import MARK, LoopWriter, Piece, Statement, lines_of, substituted
+from mtfc.backends.common.repeats import MARK, LoopWriter, Statement, lines_of
 from mtfc.compiler.ir.builder import Names
 from mtfc.compiler.ir.core import Equation, Function, Output, Value, source_file
 from mtfc.compiler.ir.loops import dim_of, has_condition, is_unbounded, pairs, region_of, unroll_of
@@ -99,13 +99,14 @@ class Emitter:
     stands for, if it is free.
     """
 
-    def __init__(self, dialect: Dialect, folds: bool = False) -> None:
+    def __init__(self, dialect: Dialect, inlines: bool = False) -> None:
         """Start without names.
 
-        folds: True to write expressions that are read once in their reader.
+        inlines: True to write expressions that are read once where they are read. _kept: names that keep their line.
         _identifiers: value -> its mark. _file: the user's file. _short: full name -> its short form.
         """
-        self.dialect, self.folds = dialect, folds
+        self.dialect, self.inlines = dialect, inlines
+        self._kept: list[str] = []
         self._wanted: list[str] = []
         self._identifiers: dict[Value, str] = {}
         self._literals: dict[Value, Equation] = {}
@@ -153,10 +154,7 @@ class Emitter:
             for key, output in outputs.items()
         ]
         writer = LoopWriter(_with_stores(statements, results), self._mark, reads)
-        pieces = writer.pieces()
-        if self.folds:
-            pieces, reads = self._folded(pieces, writer, reads, [value for *_, value in results])
-        lines = writer.lines(pieces)
+        lines = writer.lines()
         in_loops = []
         for group in groups:
             values = {
@@ -170,28 +168,11 @@ class Emitter:
                 entries.insert(0, f"**new_{group}")
             lines.append(f"{group} = {{{', '.join(entries)}}}")
         lines.append(f"return {', '.join(groups)}")
+        if self.inlines:
+            lines = [*inlined(lines, reads, self._kept, self._wanted, WIDTH - 4)]
         text = "\n".join(lines)
         needed = (f"{name} = {read}" for name, read in reads.items() if name in text)
         return [*needed, *in_loops, *lines]
-
-    def _folded(
-        self, pieces: Sequence[Piece], writer: LoopWriter, reads: Mapping[str, str], results: Sequence[str]
-    ) -> tuple[list[Piece], dict[str, str]]:
-        """Return pieces with expressions in their readers, and the arguments that still need a statement."""
-        counts = uses([*writer.lines(pieces), *writer.stores.values(), *results])
-        carried = (text for loop, _ in pieces if loop for pair in loop.carries.values() for text in pair)
-        bound = uses([*results, *carried, *(s.text for _, body in pieces for s in body if "\n" in s.text)])
-        instead = {name: text for name, text in reads.items() if counts[name] <= 2 and name not in bound}
-        found = list[Piece]()
-        for loop, body in pieces:
-            width = WIDTH - (4 if loop is None else 8)
-            body = [attrs.evolve(each, text=substituted(each.text, instead)) for each in body]
-            found.append((loop, folded(body, counts, self._columns, width)))
-        return found, {name: read for name, read in reads.items() if name not in instead}
-
-    def _columns(self, text: str) -> int:
-        """Return the columns of a text, with the names that marks stand for."""
-        return len(_MARKED.sub(lambda match: self._wanted[int(match[1])], text))
 
     def _arguments(self, function: Function) -> tuple[dict[str, str], list[Statement]]:
         """Return the text that reads each argument, and the statements that follow."""
@@ -213,12 +194,7 @@ class Emitter:
 
     def body(self, function: Function) -> Iterator[str]:
         """Yield the lines of the body, not indented, up to the definitions of its outputs."""
-        statements = [*self.statements(function)]
-        if self.folds:
-            leaving = (self.identifier(output.value) for output in function.outputs)
-            counts = uses([*(each.text for each in statements), *leaving])
-            statements = folded(statements, counts, self._columns, WIDTH - 8)
-        return lines_of(statements)
+        return lines_of(self.statements(function))
 
     def statements(self, function: Function) -> Iterator[Statement]:
         """Yield the statements of the body, up to the definitions of its outputs."""
@@ -226,9 +202,11 @@ class Emitter:
             if has_trait(eqn, "constant"):
                 self._literals[eqn.result] = eqn
                 continue
-            place, is_kept = self._place_comment(eqn), bool(eqn.path) or has_trait(eqn, "placement")
+            place = self._place_comment(eqn)
+            if eqn.path or has_trait(eqn, "placement"):
+                self._kept += map(self.identifier, eqn.results)
             for text in self.loop(eqn) if eqn.regions else self.equation(eqn):
-                yield Statement(text, place, is_kept=is_kept)
+                yield Statement(text, place)
         for output in function.outputs:
             yield from map(Statement, self._materialize((output.value,)))
 

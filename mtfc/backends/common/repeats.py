@@ -42,14 +42,12 @@ class Statement:
     """A statement with marks in the place of names.
 
     place: the comment in front of it. is_store: it stores a result by name. kind: differs where equal texts are no copies.
-    is_kept: it stays a statement, as a collective does, or a value with a name of the user.
     """
 
     text: str
     place: str = ""
     is_store: bool = False
     kind: str = ""
-    is_kept: bool = False
 
     @cached_property
     def holes(self) -> list[str]:
@@ -82,10 +80,6 @@ class RepeatedBlocks:
     def order(self) -> tuple[int, int]:
         """Return a key for comparison: a loop with a larger key has more iterations, or as many and fewer carries and texts."""
         return self.run.copies, -len(self.carries) - len(self.texts)
-
-
-Piece = tuple[RepeatedBlocks | None, list[Statement]]
-"""A loop and its body, or None and statements outside of loops."""
 
 
 class LoopWriter:
@@ -125,8 +119,8 @@ class LoopWriter:
             yield Statement(f"{terms} += [{name}]", kind=kind)
         yield Statement(f"{results} = {found[2]}(tuple({terms}), {found[4]})", statement.place)
 
-    def pieces(self) -> list[Piece]:
-        """Return the statements in order: runs of copies as loops, and all others as they are."""
+    def lines(self) -> list[str]:
+        """Return the lines of the statements: runs of copies as loops, and all others as they are."""
         import numpy as np  # not loaded by commands that write no module
 
         from mtfc.compiler.search.repeated_layers import runs
@@ -134,7 +128,7 @@ class LoopWriter:
         numbers: dict[tuple[str, ...], int] = {}
         tokens = np.array([numbers.setdefault(s.template, len(numbers)) for s in self.statements], np.int64)
         long = [run for run in runs(tokens) if run.period * (run.copies - 1) >= LEAST]
-        pieces, position = list[Piece](), 0
+        pieces, position = list[tuple[RepeatedBlocks | None, list[Statement]]](), 0
         for run in sorted(long, key=lambda run: run.start):
             loop = max(filter(None, self._loops(run)), key=RepeatedBlocks.order, default=None)
             if loop is not None and loop.run.start >= position:
@@ -144,9 +138,6 @@ class LoopWriter:
                 for last, column in loop.inner.items():
                     self.origins |= {name: (loop, i, last) for i, name in enumerate(column)}
         pieces.append((None, self._resolved(position, len(self.statements))))
-        return pieces
-
-    def lines(self, pieces: Iterable[Piece]) -> list[str]:
         return [line for loop, statements in pieces for line in _written(loop, statements, self.index)]
 
     def _resolved(self, start: int, end: int, loop: RepeatedBlocks | None = None) -> list[Statement]:
@@ -157,7 +148,7 @@ class LoopWriter:
             if statement.text.startswith("\n"):  # a loop may bind its names anew
                 changed = [name for name, text in instead.items() if name[0] == MARK and text != name]
                 found += [Statement(f"{name} = {instead.pop(name)}", statement.place) for name in changed]
-            text = substituted(statement.text, instead)
+            text = _substituted(statement.text, instead)
             if statement.is_store and loop is None:
                 self.stores[statement.text] = text.split(" = ")[1]
             elif found and found[-1].kind and statement.kind:  # further terms of a collective
@@ -237,7 +228,7 @@ class LoopWriter:
         return True
 
 
-def substituted(text: str, instead: Mapping[str, str]) -> str:
+def _substituted(text: str, instead: Mapping[str, str]) -> str:
     """Return a text with other texts in the place of its holes."""
     return _HOLE.sub(lambda hole: instead.get(hole[0], hole[0]), text)
 

@@ -158,7 +158,7 @@ def generate_function(program: Program, name: str) -> str:
     sections = [
         layouts,
         _make_mesh(mesh),
-        _decorators(alone, function, False) + _written(alone, function, folds=True),
+        _decorators(alone, function, False) + _written(alone, function, inlines=True),
     ]
     needed = map(adapted, prelude("\n".join(sections), (*PRELUDE, *ATTENTION)))
     table = (("partial(", "from functools import partial"), *IMPORTS)
@@ -323,9 +323,9 @@ def _function(program: Program, function: Function) -> str:
     return _decorators(program, function) + _written(program, function)
 
 
-def _written(program: Program, function: Function, folds: bool = False) -> str:
+def _written(program: Program, function: Function, inlines: bool = False) -> str:
     function, texts = _texts(function, program.placed_on)
-    emitter = Emitter(dialect(program.placed_on, function, texts), folds)
+    emitter = Emitter(dialect(program.placed_on, function, texts), inlines)
     return emitter.function(function, NAMES[function.name], summary(function))
 
 
