@@ -436,7 +436,9 @@ def fold(statement: str, width: int = WIDTH - 4) -> list[str]:
         expression = f"({expression})"
     if "," in target and len(f"{target} = {expression.split()[0]}") > width:
         target = f"({target})"
-    return _fill(re.split(r"(?<![=:]) (?!= )", f"{target}{mark}{expression}"), width)
+    kept = re.sub(r"(?<=[=:]) | (?== )", "\0", f"{target}{mark}{expression}")
+    lines = wrap(kept, width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    return [line.replace("\0", " ") for line in lines]
 
 
 def _breaks_outside(expression: str) -> bool:
@@ -447,17 +449,6 @@ def _breaks_outside(expression: str) -> bool:
         if character == " " and depth == 0:
             return True
     return False
-
-
-def _fill(words: list[str], width: int) -> list[str]:
-    """Return words in lines of at most `width` characters; lines after the first are indented."""
-    lines = words[:1]
-    for word in words[1:]:
-        if len(lines[-1]) + 1 + len(word) <= width:
-            lines[-1] += f" {word}"
-        else:
-            lines.append(f"    {word}")
-    return lines
 
 
 # The names, arguments and results of a program's functions in a module

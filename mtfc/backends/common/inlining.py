@@ -38,7 +38,9 @@ def inlined(
         indent, target, expression = _PARTS.findall(line)[0]
         if indent != block or expression[:1] == "#" or (counts[target] > 2 and _NAME.fullmatch(expression)):
             block, makers = indent, {}
-        for name in () if _LATER.search(expression) else filter(makers.__contains__, _NAME.findall(expression)):
+        for name in (
+            () if _LATER.search(expression) else filter(makers.__contains__, _NAME.findall(expression))
+        ):
             longer = _joined(found[makers[name]], line)
             if len(_NAME.sub(lambda mark: names[int(mark[0].strip(MARK))], longer)) <= width:
                 line = longer
@@ -53,13 +55,13 @@ def _joined(maker: str, reader: str) -> str:
     """Return the reader of a name with the name's expression, in parentheses where Python needs them."""
     name, expression = maker.strip().split(" = ", 1)
     left, right = reader.split(name)
-    plain, grouped = f"{left}{expression}{right}", f"{left}({expression}){right}"
-    is_alone = left.endswith(("(", "[", ", ", " = ")) and right[:1] in ")],"
-    if is_alone or (" " not in expression and expression[0].isalpha()):
+    plain, start = f"{left}{expression}{right}", len(left.lstrip().encode())
+    if " " not in expression and expression[0].isalpha():
         return plain
     try:
-        return (
-            plain if ast.dump(ast.parse(plain.strip())) == ast.dump(ast.parse(grouped.strip())) else grouped
-        )
+        nodes = ast.walk(ast.parse(plain.lstrip()))
     except SyntaxError:  # as of `10.astype`
-        return grouped
+        nodes = iter(())
+    place = (start, start + len(expression.encode()))
+    is_whole = any(isinstance(x, ast.expr) and (x.col_offset, x.end_col_offset) == place for x in nodes)
+    return plain if is_whole else f"{left}({expression}){right}"

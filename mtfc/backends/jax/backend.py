@@ -155,11 +155,8 @@ def generate_function(program: Program, name: str) -> str:
     function, mesh = program.function(name), program.placed_on
     alone = attrs.evolve(program, functions=(function,))
     layouts = "".join([*layout_tables(alone, spec), "}\n"])
-    sections = [
-        layouts,
-        _make_mesh(mesh),
-        _decorators(alone, function, False) + _written(alone, function, inlines=True),
-    ]
+    written = _decorators(alone, function, False) + _written(alone, function, inlines=True)
+    sections = [layouts, _make_mesh(mesh), written]
     needed = map(adapted, prelude("\n".join(sections), (*PRELUDE, *ATTENTION)))
     table = (("partial(", "from functools import partial"), *IMPORTS)
     return f'"""{title(program)}"""\n\n{completed(sections, needed, is_wide(alone), table).lstrip()}'
