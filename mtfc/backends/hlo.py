@@ -193,9 +193,7 @@ def computations(hlo: str) -> Iterator[tuple[str, list[Instruction]]]:
             instructions.append(Instruction(*found.groups()))
         elif found := COMPUTATION.match(line):
             name, instructions, is_entry = found[1], [], line.startswith("ENTRY ")
-        elif (
-            line.split() and line.split()[0] == "}"
-        ):  # lines of a custom call's configuration may begin with `}}`
+        elif line.split()[:1] == ["}"]:  # lines of a custom call's configuration may begin with `}}`
             yield name, instructions
             if is_entry:
                 return

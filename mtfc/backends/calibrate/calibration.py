@@ -28,7 +28,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from mtfc.backends.common.devices import devices, import_jax
+from mtfc.backends.common.devices import devices, jax
 from mtfc.compiler.activity import doing
 from mtfc.compiler.cost.hardware import Device, DotShares, Hardware, Kind, Link, Rate
 from mtfc.compiler.cost.topology import Topology
@@ -164,13 +164,9 @@ def _numpy_shares(rate: Rate, effort: Effort) -> DotShares:
         result = np.empty((rows, side), np.float32)
         return seconds_each(_repeated(lambda: np.matmul(first, second, out=result)), effort)
 
-    few = narrow_sides(side)
-    return dot_shares(
-        side,
-        rate,
-        {each: seconds(each, side) for each in few},
-        {each: seconds(side, each) for each in few},
-    )
+    short = {each: seconds(each, side) for each in narrow_sides(side)}
+    summed = {each: seconds(side, each) for each in narrow_sides(side)}
+    return dot_shares(side, rate, short, summed)
 
 
 def _numpy_sum(size: int, effort: Effort) -> Point:
@@ -188,27 +184,21 @@ def with_jax(count: int | None, effort: Effort) -> tuple[Hardware, str]:
 
     count: the number of devices; None for all of JAX. Raises `Unavailable`.
     """
-    jax = import_jax()
     found = devices(count) if count is not None else jax.devices()
     is_cpu = found[0].platform == "cpu"
     effort = effort if is_cpu else effort.larger()
     box, overhead, loop = _Devices.of(found, effort)
     dtypes = ("f32", "bf16") if is_cpu else ("f32", "bf16", "f16")
-    flops = {dtype: rising(beyond(overhead, box.products(dtype, effort))) for dtype in dtypes}
-    bandwidth = rising(
-        beyond(overhead, effort.each("sums", effort.sizes, lambda size: box.sum(size, effort)))
-    )
-    ops = box.ops(bandwidth, effort)
+    flops = {dtype: rising(beyond(overhead, box.products(dtype))) for dtype in dtypes}
+    bandwidth = rising(beyond(overhead, effort.each("sums", effort.sizes, box.sum)))
+    ops = box.ops(bandwidth)
     overlap = 0.0 if is_cpu else 1.0
-    dots = box.shares(flops["f32"], overhead, effort) if effort.shapes else None
+    dots = box.shares(flops["f32"], overhead) if effort.shapes else None
     device = Device(flops, box.memory(), bandwidth, overhead, ops, overlap, loop=loop, dots=dots)
-    links: tuple[Link, ...] = ()
-    if len(found) > 1:
-        times = box.collectives(effort)
-        kind: Kind = "memory" if is_cpu else "switch"
-        links = (link_of("link", kind, len(found), times),)
-    number, kind_of_device = len(found), found[0].device_kind
-    tool = f"JAX {jax.__version__} on {number} device{'s'[: number - 1]} of kind {kind_of_device}"
+    links, number = tuple[Link, ...](), len(found)
+    if number > 1:
+        links = (link_of("link", "memory" if is_cpu else "switch", number, box.collectives()),)
+    tool = f"JAX {jax.__version__} on {number} device{'s'[: number - 1]} of kind {found[0].device_kind}"
     return Hardware("here", device, links), tool
 
 
@@ -220,6 +210,7 @@ class _Devices:
     """Some JAX devices that all do the same at once. loop: seconds of an empty iteration."""
 
     devices: tuple[Any, ...]
+    effort: Effort
     loop: float = 0.0
 
     @classmethod
@@ -228,14 +219,11 @@ class _Devices:
 
         The minimal kernel is a small dot.
         """
-        import jax
-        import jax.numpy as jnp
-
-        box, start = cls(tuple(devices)), jnp.ones((16, 16), "float32") / 16
+        box, start = cls(tuple(devices), effort), jax.numpy.ones((16, 16), "float32") / 16
 
         def seconds(times: int, body: Callable[[Any, Any], Any]) -> float:
             """Return the seconds of an iteration with `times` repetitions."""
-            return times * box._seconds(body, start, effort, chained=times)
+            return times * box._seconds(body, start, chained=times)
 
         def product(one: Any, result: Any) -> Any:
             return result @ one
@@ -256,111 +244,91 @@ class _Devices:
         stats = self.devices[0].memory_stats() or {}
         return float(stats.get("bytes_limit") or memory_of_machine(len(self.devices)))
 
-    def products(self, dtype: str, effort: Effort) -> list[Point]:
-        return effort.each(f"dots in {dtype}", effort.sides, lambda side: self.product(side, dtype, effort))
+    def products(self, dtype: str) -> list[Point]:
+        return self.effort.each(f"dots in {dtype}", self.effort.sides, partial(self.product, dtype))
 
-    def product(self, side: int, dtype: str, effort: Effort) -> Point:
+    def product(self, dtype: str, side: int) -> Point:
         """Measure (FLOPs, seconds) of a dot with an orthogonal matrix, which keeps the size of the numbers."""
-        import jax.numpy as jnp
-
         random = np.random.default_rng(0)
         normal = random.standard_normal(side, np.float32)
         signs = np.sign(random.random(side, np.float32) - 0.5)
         mirrored = np.eye(side, dtype=np.float32) - np.outer(2 / (normal @ normal) * normal, normal)
-        start = jnp.asarray(mirrored * signs, JAX[dtype])
+        start = jax.numpy.asarray(mirrored * signs, JAX[dtype])
         chained = 1 if self.is_cpu else CHAINED
-        return 2.0 * side**3, self._seconds(lambda one, result: result @ one, start, effort, chained=chained)
+        return 2.0 * side**3, self._seconds(lambda one, result: result @ one, start, chained=chained)
 
-    def shares(self, rate: Rate, overhead: float, effort: Effort) -> DotShares:
+    def shares(self, rate: Rate, overhead: float) -> DotShares:
         """Measure dots with few rows, and dots with few summed elements, in f32.
 
         A dot with few summed elements is followed by one with few columns, so that results keep their shape.
         """
-        import jax.numpy as jnp
-
         side, chained = side_of(rate), 1 if self.is_cpu else CHAINED
         random = np.random.default_rng(0).standard_normal((side, side))
-        whole = jnp.asarray(np.linalg.qr(random)[0], "float32")
+        whole = jax.numpy.asarray(np.linalg.qr(random)[0], "float32")
 
         def rows(few: int) -> float:
-            found = self._seconds(lambda _, result: result @ whole, whole[:few], effort, chained=chained)
+            found = self._seconds(lambda _, result: result @ whole, whole[:few], chained=chained)
             return max(found - overhead, found / 10)
 
         def both(few: int) -> float:
             wide, tall = whole[:few], whole[:few].T
-            return self._seconds(
-                lambda _, result: (result @ wide) @ tall, whole[:, :few], effort, chained=chained
-            )
+            return self._seconds(lambda _, result: (result @ wide) @ tall, whole[:, :few], chained=chained)
 
         few = narrow_sides(side)
         short = {each: rows(each) for each in few}
         summed = {each: max(both(each) - 2 * overhead - short[each], 0.0) for each in few}
         return dot_shares(side, rate, short, summed)
 
-    def sum(self, size: int, effort: Effort) -> Point:
+    def sum(self, size: int) -> Point:
         """Measure (bytes, seconds) of a kernel that reads and writes arrays of `size` bytes together."""
-        import jax.numpy as jnp
-
-        start = jnp.ones(size // 8, "float32")
+        start = jax.numpy.ones(size // 8, "float32")
         turns = max(1, min(TURNS, BYTES_OF_TURNS // start.nbytes))
-        return float(size), self._seconds(lambda _, result: 0.5 * result + 0.5, start, effort, turns)
+        return float(size), self._seconds(lambda _, result: 0.5 * result + 0.5, start, turns)
 
-    def ops(self, bandwidth: Rate, effort: Effort) -> dict[str, float]:
+    def ops(self, bandwidth: Rate) -> dict[str, float]:
         """Measure elements/s of the ops that take notably longer than reading and writing their bytes."""
-        import jax.numpy as jnp
-
         from mtfc.backends.calibrate import kernels
 
-        size = 8 * effort.elements
-        notable = NOTABLY * size / bandwidth.at(size)
-        start = jnp.linspace(0.1, 0.9, effort.elements, dtype="float32")
+        elements = self.effort.elements
+        notable = NOTABLY * 8 * elements / bandwidth.at(8 * elements)
+        start = jax.numpy.linspace(0.1, 0.9, elements, dtype="float32")
 
         def seconds(op: Callable[[Any], Any] | None, name: str) -> float:
             array = start.reshape(kernels.SHAPES.get(name, (-1,)))
             with doing(f"measuring {name}"):
-                return self._seconds(lambda _, result: op(result), array, effort) if op else 0.0
+                return self._seconds(lambda _, result: op(result), array) if op else 0.0
 
         own = {
             name: (seconds(op, name) - seconds(kernels.BESIDES.get(name), name)) / kernels.TIMES.get(name, 1)
             for name, op in kernels.KERNELS.items()
             if self.is_cpu or name not in kernels.OF_CPUS
         }
-        return {name: effort.elements / each for name, each in own.items() if each > notable}
+        return {name: elements / each for name, each in own.items() if each > notable}
 
-    def collectives(self, effort: Effort) -> dict[str, list[Point]]:
+    def collectives(self) -> dict[str, list[Point]]:
         """Measure (bytes, seconds) of each kind of collective."""
         from mtfc.backends.calibrate.kernels import COLLECTIVES
 
         return {
-            kind: effort.each(kind, effort.messages, partial(self.collective, kind, run, effort=effort))
+            kind: self.effort.each(kind, self.effort.messages, partial(self.collective, kind, run))
             for kind, run in COLLECTIVES.items()
         }
 
-    def collective(self, kind: str, run: Callable[[Any, str, int], Any], size: int, effort: Effort) -> Point:
+    def collective(self, kind: str, run: Callable[[Any, str, int], Any], size: int) -> Point:
         """Measure a collective of an array of at least `size` bytes, all zeros, whose sums need no scaling."""
-        import jax.numpy as jnp
-
         members = len(self.devices)
         elements = -(-size // (4 * members**2)) * members
         is_part = SENDINGS[kind].operand == "part"
-        array = jnp.zeros(elements if is_part else elements * members, "float32")
-        return 4 * elements * members, self._seconds(
-            lambda one, result: run(result, "all", members), array, effort
-        )
+        array = jax.numpy.zeros(elements if is_part else elements * members, "float32")
+        return 4 * elements * members, self._seconds(lambda _, result: run(result, "all", members), array)
 
     def _seconds(
-        self,
-        body: Callable[[Any, Any], Any],
-        start: Any,
-        effort: Effort,
-        turns: int = 1,
-        chained: int = 1,
+        self, body: Callable[[Any, Any], Any], start: Any, turns: int = 1, chained: int = 1
     ) -> float:
         """Return the seconds of one repetition of `body(start, earlier result)` on every device.
 
         turns: the number of results that take turns. chained: repetitions in the loop's body.
         """
-        import jax
         from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
         mesh = Mesh(np.array(self.devices), ("all",), axis_types=(AxisType.Auto,))
@@ -385,7 +353,7 @@ class _Devices:
 
         mapped = jax.shard_map(local, mesh=mesh, in_specs=(split, whole), out_specs=split)
         compiled = jax.jit(mapped)
-        seconds = seconds_each(lambda count: lambda: compiled(array, count).block_until_ready(), effort)
+        seconds = seconds_each(lambda count: lambda: compiled(array, count).block_until_ready(), self.effort)
         return max(seconds - self.loop, seconds / 100) / chained
 
 

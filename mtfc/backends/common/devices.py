@@ -97,9 +97,8 @@ def devices(count: int, needing: str = "the mesh has", smaller: str = "mesh") ->
     already started with fewer devices, or cannot make enough.
     """
     jax = import_jax()
-    if (
-        not jax.distributed.is_initialized()
-    ):  # else each process has reserved its part before it joined the others
+    # Each process of several has reserved its part before it joined the others.
+    if not jax.distributed.is_initialized():
         reserve(min(count, MOST_VIRTUAL))
     found = of_kind(jax, None)
     if len(found) >= count:

@@ -29,6 +29,7 @@ from textwrap import wrap
 
 import attrs
 
+from mtfc.backends.common.inlining import inlined
 from mtfc.backends.common.loop_codegen import IterationSlice, LoopCode
 from mtfc.backends.common.repeats import MARK, LoopWriter, Statement, lines_of
 from mtfc.compiler.ir.builder import Names
@@ -96,12 +97,14 @@ class Emitter:
     stands for, if it is free.
     """
 
-    def __init__(self, dialect: Dialect) -> None:
+    def __init__(self, dialect: Dialect, inlines: bool = False) -> None:
         """Start without names.
 
+        inlines: True to write expressions that are read once where they are read. _kept: names that keep their line.
         _identifiers: value -> its mark. _file: the user's file. _short: full name -> its short form.
         """
-        self.dialect = dialect
+        self.dialect, self.inlines = dialect, inlines
+        self._kept: list[str] = []
         self._wanted: list[str] = []
         self._identifiers: dict[Value, str] = {}
         self._literals: dict[Value, Equation] = {}
@@ -163,6 +166,8 @@ class Emitter:
                 entries.insert(0, f"**new_{group}")
             lines.append(f"{group} = {{{', '.join(entries)}}}")
         lines.append(f"return {', '.join(groups)}")
+        if self.inlines:
+            lines = [*inlined(lines, reads, self._kept, self._wanted, WIDTH - 4)]
         text = "\n".join(lines)
         needed = (f"{name} = {read}" for name, read in reads.items() if name in text)
         return [*needed, *in_loops, *lines]
@@ -196,6 +201,8 @@ class Emitter:
                 self._literals[eqn.result] = eqn
                 continue
             place = self._place_comment(eqn)
+            if eqn.path or has_trait(eqn, "placement"):
+                self._kept += map(self.identifier, eqn.results)
             for text in self.loop(eqn) if eqn.regions else self.equation(eqn):
                 yield Statement(text, place)
         for output in function.outputs:
@@ -427,7 +434,9 @@ def fold(statement: str, width: int = WIDTH - 4) -> list[str]:
         expression = f"({expression})"
     if "," in target and len(f"{target} = {expression.split()[0]}") > width:
         target = f"({target})"
-    return _fill(re.split(r"(?<![=:]) (?!= )", f"{target}{mark}{expression}"), width)
+    kept = re.sub(r"(?<=[=:]) | (?== )", "\0", f"{target}{mark}{expression}")
+    lines = wrap(kept, width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    return [line.replace("\0", " ") for line in lines]
 
 
 def _breaks_outside(expression: str) -> bool:
@@ -438,17 +447,6 @@ def _breaks_outside(expression: str) -> bool:
         if character == " " and depth == 0:
             return True
     return False
-
-
-def _fill(words: list[str], width: int) -> list[str]:
-    """Return words in lines of at most `width` characters; lines after the first are indented."""
-    lines = words[:1]
-    for word in words[1:]:
-        if len(lines[-1]) + 1 + len(word) <= width:
-            lines[-1] += f" {word}"
-        else:
-            lines.append(f"    {word}")
-    return lines
 
 
 # The names, arguments and results of a program's functions in a module

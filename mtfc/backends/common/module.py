@@ -30,9 +30,7 @@ def title(program: Program) -> str:
 
 def imports(table: Iterable[tuple[str, str]], body: str) -> str:
     """Return the imports of `table` that `body` needs. Each row is the start of a word to look for in the body, and an import."""
-    rows = [
-        (start, line) for start, line in table if start in body
-    ]  # which patterns would find far more slowly
+    rows = [row for row in table if row[0] in body]  # which patterns would find far more slowly
     needed = (line for start, line in rows if not start or re.search(rf"\b{re.escape(start)}", body))
     return "\n".join(needed) + "\n"
 
@@ -107,33 +105,28 @@ def value_and_grad(program: Program, zeros: str) -> list[str]:
     """
     if not program.has_function("batch_gradients") or program.training is None:
         return []
+    loss, states = program.training.minimize, [p.name for p in program.parameters if p.is_state]
     accumulates, clips = (program.has_function(name) for name in ("step_gradients", "clip_gradients"))
-    states = [parameter.name for parameter in program.parameters if parameter.is_state]
-    options = (
-        ["accumulate=False"] * accumulates + ["clip=False"] * clips + ["with_state=False"] * bool(states)
-    )
-    signature = ", ".join(["params", "inputs", "step=0", *(["*", *options] if options else [])])
+    options = {
+        "accumulate": accumulates
+        and "the inputs are BATCHES, as in `train_step`; the gradients are their mean.",
+        "clip": clips and "scale the gradients as `train_step` does.",
+        "step": "the number of the step, for random draws and schedules.",
+        "with_state": states and "the first result is (loss, params), the params with the model's new state.",
+    }
+    texts = {name: text for name, text in options.items() if text}
+    named = [f"{name}=False" for name in texts if name != "step"]
     chosen = "(step_gradients if accumulate else batch_gradients)" if accumulates else "batch_gradients"
     gradients = "clip_gradients(gradients) if clip else gradients" if clips else "gradients"
     lines = [
-        f"def value_and_grad({signature}):",
-        f'    """Compute {program.training.minimize}, and the gradients of params, placed like the params.',
+        f"def value_and_grad({', '.join(['params', 'inputs', 'step=0', *['*'][: len(named)], *named])}):",
+        f'    """Compute {loss}, and the gradients of params, placed like the params.',
         "",
-        *(
-            ["    accumulate: the inputs are BATCHES, as in `train_step`; the gradients are their mean."]
-            * accumulates
-        ),
-        *(["    clip: scale the gradients as `train_step` does."] * clips),
-        "    step: the number of the step, for random draws and schedules.",
-        *(
-            ["    with_state: the first result is (loss, params), the params with the model's new state."]
-            * bool(states)
-        ),
+        *(f"    {name}: {text}" for name, text in texts.items()),
         '    """',
         f"    outputs, gradients = {chosen}(params, inputs, step)",
-        *(_new_state(program.training.minimize, gradients, zeros) if states else ()),
-        *([] if states else [f'    return outputs["{program.training.minimize}"], {gradients}']),
     ]
+    lines += _new_state(loss, gradients, zeros) if states else [f'    return outputs["{loss}"], {gradients}']
     names = "".join(f'    "{name}",\n' for name in states)
     table = [f"MODEL_STATE = (\n{names})\n"] * bool(states)
     return [*table, "\n".join(lines) + "\n"]

@@ -150,10 +150,8 @@ def _targets(eqn: Any, table: ExactArray, indices: ExactArray, updates: ExactArr
     """Return for each element of the updates its position in the table, or -1 if it is outside: a gather of positions."""
     import jax
 
-    numbers, window = (
-        eqn.params["dimension_numbers"],
-        iter(eqn.params["dimension_numbers"].update_window_dims),
-    )
+    numbers = eqn.params["dimension_numbers"]
+    window = iter(numbers.update_window_dims)
     own = jax.lax.GatherDimensionNumbers(
         offset_dims=numbers.update_window_dims,
         collapsed_slice_dims=numbers.inserted_window_dims,
@@ -205,18 +203,14 @@ def _times_before(places: Any) -> Any:
 # Reductions
 
 
-def _axes(eqn: Any) -> tuple[int, ...]:
-    return tuple(eqn.params["axes"])
-
-
 def _argument(run: Evaluator, eqn: Any, x: ExactArray) -> ExactArray:
     function = np.argmax if eqn.primitive.name == "argmax" else np.argmin
-    return ExactArray(run.field, function(x.keys(), axis=_axes(eqn)[0]), eqn.params["index_dtype"])
+    return ExactArray(run.field, function(x.keys(), axis=eqn.params["axes"][0]), eqn.params["index_dtype"])
 
 
 def _reduced(name: str) -> Rule:
     """Make the rule of a primitive that reduces axes of arrays by an elementwise function."""
-    return lambda run, eqn, *xs: [REDUCTIONS[name](x, _axes(eqn), False) for x in xs]
+    return lambda run, eqn, *xs: [REDUCTIONS[name](x, tuple(eqn.params["axes"]), False) for x in xs]
 
 
 def _running(name: str) -> Rule:

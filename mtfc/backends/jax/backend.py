@@ -153,7 +153,8 @@ def generate_function(program: Program, name: str) -> str:
     function, mesh = program.function(name), program.placed_on
     alone = attrs.evolve(program, functions=(function,))
     layouts = "".join([*layout_tables(alone, spec), "}\n"])
-    sections = [layouts, _make_mesh(mesh), _decorators(alone, function, False) + _written(alone, function)]
+    written = _decorators(alone, function, False) + _written(alone, function, inlines=True)
+    sections = [layouts, _make_mesh(mesh), written]
     needed = map(adapted, prelude("\n".join(sections), (*PRELUDE, *ATTENTION)))
     table = (("partial(", "from functools import partial"), *IMPORTS)
     return f'"""{title(program)}"""\n\n{completed(sections, needed, is_wide(alone), table).lstrip()}'
@@ -317,9 +318,9 @@ def _function(program: Program, function: Function) -> str:
     return _decorators(program, function) + _written(program, function)
 
 
-def _written(program: Program, function: Function) -> str:
+def _written(program: Program, function: Function, inlines: bool = False) -> str:
     function, texts = _texts(function, program.placed_on)
-    emitter = Emitter(dialect(program.placed_on, function, texts))
+    emitter = Emitter(dialect(program.placed_on, function, texts), inlines)
     return emitter.function(function, NAMES[function.name], summary(function))
 
 

@@ -6,7 +6,7 @@ from math import prod
 from types import ModuleType
 from typing import Any
 
-from mtfc.backends.common.devices import devices, import_jax
+from mtfc.backends.common.devices import devices, import_jax, jax
 from mtfc.backends.common.emitter import FORMS, NAMES
 from mtfc.backends.common.module import executed, kinds_of
 from mtfc.backends.jax.backend import generate
@@ -48,7 +48,6 @@ def lowered(program: Program, function: str | None = None, on: Sequence[Any] | N
     module, mesh = _execute(generate(program), on)
     name = function or program.functions[-1].name
     form, kinds = FORMS[name], kinds_of(program, program.function(name))
-    jax = import_jax()
     with jax.set_mesh(mesh):
         given = [structs(module, kind) for kind in kinds]
         if form.counts:
@@ -75,7 +74,7 @@ def _execute(source: str, on: Sequence[Any] | None = None) -> tuple[ModuleType, 
     bound = source
     for text, replacement in BINDING.items():
         bound = bound.replace(text, replacement)
-    placed = partial(import_jax().sharding.NamedSharding, mesh)
+    placed = partial(jax.sharding.NamedSharding, mesh)
     return executed(bound, bound_mesh=mesh, bound_sharding=placed), mesh
 
 
@@ -94,7 +93,6 @@ Prepare = Callable[[Any], Any]
 
 def _under(mesh: Any, function: Callable[..., Any], prepare: Prepare | None = None) -> Callable[..., Any]:
     """Return the function with the mesh set, and with its results waited for on devices of the CPU."""
-    jax = import_jax()
     waits = mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"
 
     @wraps(function)
@@ -116,7 +114,6 @@ def _under(mesh: Any, function: Callable[..., Any], prepare: Prepare | None = No
 
 def _moved(arguments: Any, mesh: Any) -> Any:
     """Return arguments with the arrays of other devices moved to the mesh, whole on each of its devices."""
-    jax = import_jax()
     whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
 
     def moved(x: Any) -> Any:
@@ -129,7 +126,6 @@ def _moved(arguments: Any, mesh: Any) -> Any:
 
 def _not_donated(arguments: Any) -> Any:
     """Return arguments without donated arrays. Raises `ValueError`: their buffers hold other numbers by now."""
-    jax = import_jax()
     arrays = (x for x in jax.tree.leaves(arguments) if isinstance(x, jax.Array))
     if any(_is_donated(x) for x in arrays if not isinstance(x, jax.core.Tracer)):
         raise ValueError(
@@ -154,7 +150,7 @@ def _each_once(arguments: Any) -> Any:
 
     Two arrays are the same if they share a buffer.
     """
-    jax, seen = import_jax(), set[int]()
+    seen = set[int]()
 
     def once(x: Any) -> Any:
         """Return an array, or a copy of the array if an earlier argument has its buffer."""
@@ -186,7 +182,6 @@ PREPARED: Mapping[str, Prepare] = {
 
 def _set(mesh: Any) -> Any:
     """Return a context that sets the mesh. Under `jax.grad` and `jax.jit` only its axes can be set."""
-    jax = import_jax()
     try:
         return jax.set_mesh(mesh)
     except ValueError:
@@ -197,7 +192,7 @@ def structs(
     module: ModuleType, kind: str, placed: Callable[[Any], Any] = lambda layout: layout
 ) -> dict[str, Any]:
     """Return the arrays of a kind without data: global shapes, dtypes and placements, by default on the mesh that is set."""
-    jax, layouts = import_jax(), module.LAYOUTS[kind]
+    layouts = module.LAYOUTS[kind]
     return {
         name: jax.ShapeDtypeStruct(
             tuple(sizes.values()), jax.numpy.dtype(dtype), sharding=placed(layouts[name])
