@@ -17,14 +17,18 @@ from time import process_time
 import attrs
 
 from mtfc.compiler.diagnostics import CompileError
+from mtfc.compiler.search.forms_search import LEAST_MEMORY
 from mtfc.compiler.search.found import IN_BYTES, Found, NothingFits, room_on, value_of
 from mtfc.compiler.search.usual_layouts import batch_dims
 from mtfc.driver.searching.layouts import LayoutSearch
 from mtfc.driver.searching.pipelined import PipelineSearch, StagedLoop, pipelined_loops
-from mtfc.driver.searching.prices import resource_prices
+from mtfc.driver.searching.prices import checked, resource_prices
 from mtfc.driver.searching.space import SearchAnswer, SearchTask
 from mtfc.reports.plan_figures import plan_text
 from mtfc.reports.search_report import LayoutSearchResult
+
+NUMBERS = 0.4, 0.7
+"""The parts of the time after which the search for the least memory leaves the micro-batches of the file, and chooses others."""
 
 PIPELINES = 0.4
 """The part of the time in which pipelines are priced."""
@@ -33,9 +37,9 @@ PIPELINES = 0.4
 def search_plan(task: SearchTask) -> SearchAnswer:
     """Search for the best plan, and with `--what-if` for what other resources bring. Raises as `_best_plan`."""
     search, found = _best_plan(task)
-    if not task.options.what_if:
-        return search.answer(found)
     answer = search.answer(found)
+    if not task.options.what_if:
+        return answer
     return attrs.evolve(answer, prices=lambda: resource_prices(search.task, search.result(found), _again))
 
 
@@ -52,12 +56,35 @@ def _best_plan(task: SearchTask) -> tuple[LayoutSearch, Found]:
     """
     search, least = LayoutSearch.of(task), inf
     if task.space.freedom.micro_batches:
+        if task.options.objective == "memory":
+            return _of_least_memory(search)
         search, least = _with_micro_batches(search)
     try:
         found = _searched(search)
-        return search, attrs.evolve(found, lower_bound=min(found.lower_bound, least))
     except NothingFits as error:
         raise NothingFits(f"{error}{_nearest(search)}") from None
+    return search, attrs.evolve(found, lower_bound=min(found.lower_bound, least))
+
+
+def _of_least_memory(search: LayoutSearch) -> tuple[LayoutSearch, Found]:
+    """Return the plan of least memory: with the micro-batches of the file, or with the number that needs less for this plan."""
+    task, now = search.task, process_time()
+    first, second = (now + part * (task.until - now) for part in NUMBERS)
+    found = search.best_in_form(first)
+    if found.is_interrupted:
+        return search, found
+    forms = found.layout.forms
+    again = attrs.evolve(forms, recompute=forms.recompute and LEAST_MEMORY)
+    start = found.mesh, attrs.evolve(found.layout, forms=again)
+    try:
+        others = [*_micro_batched(attrs.evolve(task, until=second, start=start))]
+        fewer = min(others, key=_usual, default=search)
+        best = fewer.best_in_form(task.until) if _usual(fewer)[0] < found.objective else found
+    except KeyboardInterrupt:
+        return search, attrs.evolve(found, is_interrupted=True)
+    if best.objective >= found.objective:
+        return search, found
+    return fewer, attrs.evolve(best, evaluated=found.evaluated + best.evaluated)
 
 
 def _with_micro_batches(search: LayoutSearch) -> tuple[LayoutSearch, float]:
@@ -69,13 +96,12 @@ def _with_micro_batches(search: LayoutSearch) -> tuple[LayoutSearch, float]:
     accumulate = 1 if training is None else training.accumulate
     if accumulate > 1 or best[0] == inf:
         least = search.finder.least(task.meshes[0]) if accumulate == 1 else 0.0
-        for other in _micro_batched(task, accumulate):
+        for other in _micro_batched(task):
             if process_time() > task.until and best[0] < inf:
                 break
-            found = LayoutSearch.of(other)
-            least = least or found.finder.least(task.meshes[0])
-            if (usual := _usual(found)) < best:
-                search, best = found, usual
+            least = least or other.finder.least(task.meshes[0])
+            if (usual := _usual(other)) < best:
+                search, best = other, usual
             elif best[0] < inf:
                 break
     return search, least
@@ -99,16 +125,16 @@ def _usual(search: LayoutSearch) -> tuple[float, float]:
     return min(fitting, default=inf), min((each.tiled for each in prices), default=inf)
 
 
-def _micro_batched(task: SearchTask, accumulate: int) -> Iterator[SearchTask]:
+def _micro_batched(task: SearchTask) -> Iterator[LayoutSearch]:
     """Yield the same search with 1, 2, 4 ... micro-batches. Models with state, and functions of JAX, keep theirs.
 
     After the time only the most micro-batches follow that have an example for each device.
     """
     program, options = task.selection.program, task.options
     batch = batch_dims(program.function("forward"))[:1]
-    is_fixed = program.training is None or bool(program.states) or options.choice.source is not None
-    if is_fixed or not batch or options.objective in IN_BYTES:
+    if program.training is None or program.states or options.choice.source is not None or not batch:
         return
+    accumulate = program.training.accumulate
     whole = batch[0].size * accumulate
     numbers = [2**i for i in range(whole.bit_length()) if whole % 2**i == 0]
     last = max((each for each in numbers if whole // each >= task.meshes[0].devices), default=1)
@@ -116,7 +142,9 @@ def _micro_batched(task: SearchTask, accumulate: int) -> Iterator[SearchTask]:
         if process_time() > task.until and number != last:
             continue
         with suppress(CompileError):
-            yield task.resized({batch[0].name: whole // number}, number)
+            other = task.resized({batch[0].name: whole // number}, number)
+            start = None if task.start is None else checked(other, *task.start)
+            yield LayoutSearch.of(attrs.evolve(other, start=start))
 
 
 def _searched(search: LayoutSearch) -> Found:
@@ -135,9 +163,8 @@ def _searched(search: LayoutSearch) -> Found:
     found = [] if layouts is None else [layouts]
     best = None if layouts is None else (layouts.mesh, layouts.layout)
     given = [*search.others.values(), *([] if task.start is None else [task.start])]
-    pipelines = PipelineSearch(
-        task, search.finder, loops, [each for each in given if each[1].pipelines], best
-    )
+    given = [each for each in given if each[1].pipelines]
+    pipelines = PipelineSearch(task, search.finder, loops, given, best)
     until = 0.0 if layouts is not None and layouts.is_interrupted else task.until
     try:
         found.append(search.finder.best_in_form(pipelines.best, until))
@@ -153,21 +180,17 @@ def _searched(search: LayoutSearch) -> Found:
 
 def _loops(search: LayoutSearch) -> list[StagedLoop]:
     """Return the loops that can run as pipelines; functions of JAX, one device and other objectives than time have none."""
-    devices = search.task.meshes[0].devices
-    is_source = search.task.options.choice.source is not None
-    is_open = search.task.space.freedom.pipelines
-    if not is_open or devices == 1 or is_source or search.finder.objective in IN_BYTES:
-        return []
-    return [*pipelined_loops(search.finder.program.function("forward"))]
+    task, forward = search.task, search.finder.program.function("forward")
+    is_open = task.space.freedom.pipelines and task.options.choice.source is None
+    has_none = not is_open or task.meshes[0].devices == 1 or search.finder.objective in IN_BYTES
+    return [] if has_none else [*pipelined_loops(forward)]
 
 
 def _best(search: LayoutSearch, found: list[Found], layouts: Found | None) -> Found:
     """Return the best plan, with the bound of all plans."""
-    best = search.finder.bounded(min(found, key=lambda each: each.objective), 0.0)
-    without = 0.0 if layouts is None else layouts.lower_bound
     return attrs.evolve(
-        best,
-        without_pipelines=without,
+        search.finder.bounded(min(found, key=lambda each: each.objective), 0.0),
+        without_pipelines=0.0 if layouts is None else layouts.lower_bound,
         evaluated=sum(each.evaluated for each in found),
         is_interrupted=any(each.is_interrupted for each in found),
         is_late=any(each.is_late for each in found),

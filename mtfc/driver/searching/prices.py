@@ -136,7 +136,7 @@ def _with_batch(task: SearchTask, mesh: Mesh, layout: Layout) -> SearchTask:
     if not batch or task.options.choice.source is not None:
         raise UsageError("the batch has a fixed size")
     again = task.resized({batch[0].name: 2 * batch[0].size})
-    return attrs.evolve(again, start=_checked(again, mesh, layout))
+    return attrs.evolve(again, start=checked(again, mesh, layout))
 
 
 def _on_mesh(task: SearchTask, mesh: Mesh, layout: Layout) -> SearchTask:
@@ -147,10 +147,10 @@ def _on_mesh(task: SearchTask, mesh: Mesh, layout: Layout) -> SearchTask:
     options = attrs.evolve(task.options, choice=choice, devices=mesh.devices)
     meshes = searched_meshes(options, task.space, task.selection, task.machine)
     again = attrs.evolve(task, options=options, meshes=meshes)
-    return attrs.evolve(again, start=_checked(again, mesh, layout))
+    return attrs.evolve(again, start=checked(again, mesh, layout))
 
 
-def _checked(task: SearchTask, mesh: Mesh, layout: Layout) -> Plan | None:
+def checked(task: SearchTask, mesh: Mesh, layout: Layout) -> Plan | None:
     """Return a plan if it is legal for the program of a search."""
     text, shape = f"{{ {rules_text(layout)} }}", "; ".join(f"{name}: {size}" for name, size in mesh.axes)
     choice = attrs.evolve(task.options.choice, layout=text, mesh=shape)
