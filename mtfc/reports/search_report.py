@@ -319,7 +319,7 @@ def _proven(result: LayoutSearchResult) -> str:
 
 def _claim(result: LayoutSearchResult) -> str:
     """Return the sentence about what the search has proven about the found layout."""
-    found, space = result.found, f"layout in the space `{result.space}`"
+    found, space = result.found, f"layout {_bounded_layouts(result)}"
     forms, unit = found.layout.forms.without_loop_forms.entries, _unit(result)
     if found.refuted is not None:
         layout = "a tiling" if found.refuted.values else f"the layout {{ {rules_text(found.refuted)} }}"
@@ -327,7 +327,10 @@ def _claim(result: LayoutSearchResult) -> str:
     if found.cuts:
         return _of_cuts(result)
     if found.without_pipelines is not None:
-        return _with_pipelines(found, unit)
+        if result.objective != "memory":
+            return _with_pipelines(found, unit)
+        known = bounded(space, found.objective, found.without_pipelines, unit)
+        return f"{known} Nothing is proven about other plans."
     if found.without_forms is not None or forms:
         known = "Nothing is proven about layouts with forms."
         if found.lower_bound:
@@ -336,6 +339,17 @@ def _claim(result: LayoutSearchResult) -> str:
     if result.space == "forms":
         return "No `forms` of this layout save a thousandth."
     return bounded(space, found.objective, found.lower_bound, unit)
+
+
+def _bounded_layouts(result: LayoutSearchResult) -> str:
+    """Return the layouts without forms that the bound is for: those of the space, or for the least memory a part of them."""
+    training = result.program.training
+    if result.objective != "memory" or not result.pricer.recomputes:
+        return f"in the space `{result.space}`"
+    number = 1 if training is None else training.accumulate
+    return (
+        f"with {number} micro-batch{'es' * (number > 1)} and without recomputation, other forms or a pipeline"
+    )
 
 
 def _with_pipelines(found: Found, unit: Callable[[float], str]) -> str:
@@ -357,7 +371,7 @@ def _without_forms(result: LayoutSearchResult) -> str:
     verb, known = "needs" if result.objective in IN_BYTES else "takes", ""
     if plain.lower_bound and plain.refuted is None:
         least = f"{verb} less" if plain.is_optimal else f"is below {unit(plain.lower_bound)}"
-        known = f", and none in the space `{result.space}` {least}"
+        known = f", and none {_bounded_layouts(result)} {least}"
     return f"Without `forms`, the best found {verb} {unit(plain.objective)}, {more:.2g}% more{known}."
 
 

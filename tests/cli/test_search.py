@@ -257,6 +257,40 @@ def test_why_not_what_was_found(mtfc: Mtfc) -> None:
     assert again["why_not"]["memory_per_device"] == found["memory_per_device"]
 
 
+TANHS = """dim batch = 4
+dim io = 6
+mesh line = [all: 2]
+layout whole on line = {}
+model deep(x: f32[batch, io]) {
+  param w: f32[io] = zeros()
+  a = tanh(x * w)
+  b = tanh(exp(a) * w)
+  c = tanh(exp(b) * w)
+  d = tanh(exp(c) * w)
+  loss = mean(square(tanh(exp(d) * w)))
+  return loss
+}
+train deep { minimize loss; optimizer = sgd(learning_rate = 0.1) }
+"""
+
+
+@pytest.mark.parametrize(("batch", "micro"), [("4", True), ("3", False), ("1", False)])
+def test_the_least_memory_tries_recomputation_and_micro_batches(mtfc: Mtfc, batch: str, micro: bool) -> None:
+    """An odd batch has a single micro-batch, and values are computed again. No proof covers either."""
+    Path("tanhs.mtf").write_text(TANHS)
+    asked = ("search", "tanhs.mtf", "--dim", f"batch={batch}", "--target", "h100", "--mesh", "line")
+    least = (*asked, "--objective", "memory")
+    found = mtfc(*least, "-o", "best.mtf", "--format", "json").json
+    kept = mtfc(*least, "--space", "rules", "--format", "json").json
+    assert found["memory_per_device"] < kept["memory_per_device"] and not found["optimal"]
+    cost = mtfc("cost", "best.mtf", "--layout", "found", "--format", "json").json["layouts"][0]
+    assert cost["memory_per_device"]["total"] == found["memory_per_device"] == found["objective_bytes"]
+    written = Path("best.mtf").read_text("utf-8")
+    assert ("accumulate = 4" in written, "recompute: " in written) == (micro, not micro)
+    report = " ".join(mtfc(*least).out.split())
+    assert "without recomputation, other forms or a pipeline" in report and "space `plan`" not in report
+
+
 TILING = ("search", "model.mtf", "--mesh", "line", "--target", "tpu_v2", "--space", "tiling")
 
 

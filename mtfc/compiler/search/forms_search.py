@@ -42,6 +42,9 @@ LEAST = 1e-3
 """The part of the price that forms must save, so that a layout has none where they make little difference."""
 
 
+LEAST_MEMORY = 1
+"""The limit of `recompute` that no program keeps: the pass comes as near as it can."""
+
 SHARE = 0.2
 """The part of the time of a search in which the forms of the best layouts are priced."""
 
@@ -82,11 +85,15 @@ def flops_per_byte(device: Device, function: Function) -> int:
     return min(MOST_FLOPS_PER_BYTE, max(1, round(device.rate(dtype).peak / device.bandwidth.peak)))
 
 
-def forms_of(device: Device, function: Function) -> tuple[Forms, ...]:
-    """Return the forms to try for a function on a device. The forms of groups are tried only where there are dots of groups."""
+def forms_of(device: Device, function: Function, recomputes: bool = False) -> tuple[Forms, ...]:
+    """Return the forms to try for a function on a device. The forms of groups are tried only where there are dots of groups.
+
+    recomputes: True to try also the least memory that computing values again brings.
+    """
     has_groups = any(has_trait(eqn, "groups") for eqn in walk(function.body))
     dots, groups = (0, flops_per_byte(device, function)), GROUPS if has_groups else GROUPS[:1]
-    every = (Forms(*each) for each in product(REGIONS, dots, groups))
+    limits: tuple[str | int, ...] = (LEAST_MEMORY, "") if recomputes else ("",)
+    every = (Forms(a, b, c, recompute=limit) for a, b, c, limit in product(REGIONS, dots, groups, limits))
     return tuple(forms for forms in every if forms.entries)
 
 
@@ -157,13 +164,12 @@ class FormsSearch:
             yield from self.given
             for i, (mesh, layout) in enumerate(candidates):
                 for forms in self.forms:
-                    if process_time() > self.until and (i or limit < inf):
+                    is_due = bool(forms.recompute) and tried.evaluated == evaluated
+                    if process_time() > self.until and (i or limit < inf) and not is_due:
                         tried.is_late = True
                         return
-                    yield (
-                        mesh,
-                        attrs.evolve(layout, forms=attrs.evolve(forms, recompute=layout.forms.recompute)),
-                    )
+                    recompute = forms.recompute or layout.forms.recompute
+                    yield mesh, attrs.evolve(layout, forms=attrs.evolve(forms, recompute=recompute))
 
         tried.offer_all(each())
         return tried

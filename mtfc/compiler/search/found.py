@@ -82,7 +82,8 @@ class Found:
     time, ended the search.
     refuted: a layout whose price is below its bound. That is an error of the cost model, and nothing is proven then.
     without_forms: for a layout with forms, the result of the search for layouts without, which has the bound for these.
-    without_pipelines: the bound of all plans without a pipeline; None if pipelines were not searched.
+    without_pipelines: the bound of all plans without a pipeline; None if pipelines were not searched. For the least memory it is
+    the bound of layouts without forms, with the micro-batches of the result.
     runner_up: the best plan of another kind, for a function of JAX; None if none fits.
     cuts: bytes that all devices send together after each cut, for a tiling by k-cuts.
     """

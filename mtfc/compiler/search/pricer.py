@@ -26,7 +26,7 @@ from mtfc.compiler.passes.pipelines import (
     spmd_lowering,
     within_memory,
 )
-from mtfc.compiler.passes.recompute import limit_on
+from mtfc.compiler.passes.recompute import Recompute, limit_on
 from mtfc.compiler.search.found import Objective, Plan, Price, Pricing, value_of
 from mtfc.compiler.search.global_layouts.step_facts import StepFacts
 from mtfc.compiler.search.repeated_layers import SHORT, RepeatedLayers, shortened_program
@@ -140,8 +140,11 @@ class LayoutPricer:
     def _lowered(self, placed: Program) -> Function:
         """Return the function of a placed program with collectives, recomputing as much as the layout or the memory asks for."""
         passes, written = spmd_lowering(), placed.layout.forms.recompute if placed.layout else ""
+        limited = limit_on(self.hardware, must_fit=False)
+        if isinstance(written, int) and written != limited.memory:
+            limited = Recompute(written, must_fit=False)
         if written not in RECOMPUTED and (self.recomputes or written):
-            passes = within_memory(passes, limit_on(self.hardware, must_fit=False))
+            passes = within_memory(passes, limited)
         for each in passes:
             placed = each.run(placed)
         (function,) = placed.functions

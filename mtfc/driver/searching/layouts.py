@@ -14,7 +14,7 @@ import attrs
 from mtfc.compiler.garbage import few_collections
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Forms, Layout, Mesh, Rules
-from mtfc.compiler.search.forms_search import FormsSearch, forms_of, with_loop_forms
+from mtfc.compiler.search.forms_search import LEAST_MEMORY, FormsSearch, forms_of, with_loop_forms
 from mtfc.compiler.search.found import (
     IN_BYTES,
     FindPlan,
@@ -155,7 +155,8 @@ class LayoutFinder:
         """Find the best layout, whose forms are priced in a part of the time. Raises `NothingFits`."""
         (function,) = self.pricer.program.functions
         hardware = self.pricer.hardware
-        tried = forms_of(hardware.device, function)
+        recomputes = self.pricer.recomputes and self.trains and self.objective == "memory"
+        tried = forms_of(hardware.device, function, recomputes)
         search = FormsSearch(pricing, self.objective, hardware, tried, until, given)
         try:
             return search.best(find)
@@ -217,10 +218,21 @@ class LayoutFinder:
         (function,) = self.pricer.program.functions
         has_loops = any(eqn.regions for eqn in function.body)
         is_over = found.is_interrupted or process_time() > until
+        if self.objective == "memory" and self.pricer.recomputes and (has_loops or self.trains):
+            return self._limited(found)
         if not has_loops or is_over or self.objective in IN_BYTES:
             return found
         memory = self.pricer.hardware.device.memory
         return with_loop_forms(found, self.pricer, self.objective, memory)
+
+    def _limited(self, found: Found) -> Found:
+        """Return the layout of least memory with this memory as its limit, and no bound of plans that the search left out."""
+        layout, proven = found.layout, None if found.without_forms else found.lower_bound or None
+        if layout.forms.recompute == LEAST_MEMORY:
+            limit = self.pricer(found.mesh, layout).memory
+            layout = attrs.evolve(layout, forms=attrs.evolve(layout.forms, recompute=limit))
+        value = self.pricer(found.mesh, layout).memory
+        return attrs.evolve(found, layout=layout, objective=value, lower_bound=0.0, without_pipelines=proven)
 
     def best_per_equation(
         self,
