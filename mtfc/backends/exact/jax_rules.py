@@ -43,20 +43,13 @@ class Evaluator(ABC):
 
         fill: the element at the position -1. data: the arrays whose elements move. others: the further operands.
         """
-        (found,) = self.all_moved(eqn, data, others, fill, **params)
-        return found
-
-    def all_moved(
-        self, eqn: Any, data: Operands, others: Operands = (), fill: Any = None, **params: Any
-    ) -> list[ExactArray]:
-        """Return the results of a primitive with several: see `moved`."""
         starts = np.cumsum([0, *(x.size for x in data)])
         places = [
             np.arange(start, start + x.size, dtype=np.int32).reshape(x.shape)
             for start, x in zip(starts, data, strict=False)
         ]
-        found = bind(eqn, [*places, *map(plain, others)], **params)
-        return [self.taken(data, np.asarray(each), fill) for each in found]
+        (found,) = bind(eqn, [*places, *map(plain, others)], **params)
+        return self.taken(data, np.asarray(found), fill)
 
     def taken(self, data: Operands, places: Any, fill: Any = None) -> ExactArray:
         """Return elements of some arrays, by their positions in all of these; `fill` for the position -1."""
@@ -137,8 +130,37 @@ def _is_finite(run: Evaluator, eqn: Any, x: ExactArray) -> ExactArray:
 # Moves
 
 
-def _moves(run: Evaluator, eqn: Any, *operands: ExactArray) -> list[ExactArray]:
-    return run.all_moved(eqn, operands)
+def _mapping(change: Callable[..., Any]) -> Rule:
+    """Make the rule of a primitive from a function of an array of NumPy and the parameters."""
+    return lambda run, eqn, x, *sizes: x.mapped(lambda values: change(values, eqn.params))
+
+
+def _broadcast(values: Any, params: Mapping[str, Any]) -> Any:
+    places, shape = params["broadcast_dimensions"], params["shape"]
+    wide = [1] * len(shape)
+    for size, place in zip(values.shape, places, strict=True):
+        wide[place] = size
+    return np.broadcast_to(values.reshape(wide), shape)
+
+
+def _reshape(values: Any, params: Mapping[str, Any]) -> Any:
+    order = params.get("dimensions")
+    return (values if order is None else values.transpose(order)).reshape(params["new_sizes"])
+
+
+def _slice(values: Any, params: Mapping[str, Any]) -> Any:
+    strides = params["strides"] or (1,) * values.ndim
+    return values[tuple(map(slice, params["start_indices"], params["limit_indices"], strides))]
+
+
+def _split(run: Evaluator, eqn: Any, x: ExactArray) -> list[ExactArray]:
+    ends = np.cumsum(eqn.params["sizes"])
+    lead = (slice(None),) * eqn.params["axis"]
+    return [x[(*lead, slice(end - size, end))] for end, size in zip(ends, eqn.params["sizes"], strict=True)]
+
+
+def _unstack(run: Evaluator, eqn: Any, x: ExactArray) -> list[ExactArray]:
+    return [x.take(i, eqn.params["axis"]) for i in range(x.shape[eqn.params["axis"]])]
 
 
 def _gather(run: Evaluator, eqn: Any, x: ExactArray, indices: ExactArray) -> ExactArray:
@@ -392,11 +414,18 @@ RULES: Mapping[str, Rule] = {
     ),
     "convert_element_type": _cast,
     "select_n": _select,
-    **dict.fromkeys(
-        ("broadcast_in_dim", "reshape", "transpose", "squeeze", "expand_dims", "rev", "slice", "split", "stack", "unstack",
-         "tile", "concatenate"),
-        _moves,
-    ),
+    "broadcast_in_dim": _mapping(_broadcast),
+    "reshape": _mapping(_reshape),
+    "transpose": _mapping(lambda values, params: values.transpose(params["permutation"])),
+    "squeeze": _mapping(lambda values, params: np.squeeze(values, tuple(params["dimensions"]))),
+    "expand_dims": _mapping(lambda values, params: np.expand_dims(values, tuple(params["dimensions"]))),
+    "rev": _mapping(lambda values, params: np.flip(values, tuple(params["dimensions"]))),
+    "slice": _mapping(_slice),
+    "split": _split,
+    "stack": lambda run, eqn, *xs: run.np.stack(xs, eqn.params["axis"]),
+    "unstack": _unstack,
+    "tile": _mapping(lambda values, params: np.tile(values, params["reps"])),
+    "concatenate": lambda run, eqn, *xs: run.np.concatenate(xs, eqn.params["dimension"]),
     "reduce_sum": _reduced("add"),
     "sort": _sort,
     "reduce": _reduce,
