@@ -7,7 +7,7 @@ function, and makes it once all of its parts are known: they depend on its heade
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -278,11 +278,8 @@ class _ProgramParser:
     def call(self, name: str, *settings: tuple[str, float]) -> Initializer:
         return Initializer(name, settings)
 
-    def param(self, name: str, type: TensorType, init: Initializer, at: Span | None) -> Parameter:
-        return Parameter(name, type, init, at)
-
-    def state(self, name: str, type: TensorType, init: Initializer, at: Span | None) -> Parameter:
-        return Parameter(name, type, init, at, True)
+    param = Parameter
+    state = partial(Parameter, is_state=True)
 
     def train(self, at: Span | None, minimize: str, *entries: tuple[str, Any] | None) -> Training:
         return Training(minimize, span=at, **dict(entry for entry in entries if entry))
