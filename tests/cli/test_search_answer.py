@@ -127,7 +127,7 @@ def test_without_time_the_layouts_of_the_file_are_priced(mtfc: Mtfc, monkeypatch
         (),
         ("--space", "rules"),
         ("--space", "tiling"),
-        ("--space", "pipelines", "--budget", "1"),
+        ("--space", "pipelines", "--budget", "4"),
         ("--space", "soap", "--target", "p100_cluster", "--exhaustive"),
         ("--space", "meshes"),
     ],
