@@ -86,11 +86,8 @@ def run(options: Options) -> int:
 
 def _check_suffix(path: str | None, is_function: bool) -> None:
     """Raise `UsageError` if the name of a result says another kind of file: plans of functions are JSON."""
-    right, wrong, what = (
-        (".json", ".mtf", "plan of a function of JAX")
-        if is_function
-        else (".mtf", ".json", "FILE with a layout")
-    )
+    function, file = (".json", ".mtf", "plan of a function of JAX"), (".mtf", ".json", "FILE with a layout")
+    right, wrong, what = function if is_function else file
     if path is not None and path.endswith(wrong):
         raise UsageError(f"-o {path}: the result is a {what}: write -o {path.removesuffix(wrong)}{right}")
 

@@ -9,6 +9,7 @@ command's paragraph, so `str` of a diagnostic is the command's output.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from io import StringIO
 from typing import Literal
 
 import attrs
@@ -16,6 +17,11 @@ import attrs
 from mtfc.compiler.records import frozen
 
 Severity = Literal["error", "warning"]
+
+
+def text_lines(text: str) -> list[str]:
+    """Return the lines of a text with their ends, as spans count them: `splitlines` also ends lines at form feeds."""
+    return list(StringIO(text, newline=""))
 
 
 @frozen(order=True)

@@ -21,7 +21,7 @@ from lsprotocol.types import (
 )
 
 from mtfc.compiler.cost.hardware import GRAPH_KINDS, KINDS
-from mtfc.compiler.diagnostics import Span
+from mtfc.compiler.diagnostics import Span, text_lines
 from mtfc.compiler.ir.initializers import DISTRIBUTIONS
 from mtfc.compiler.ir.training import BUILT_IN, LOSS_SCALE, TRAINING
 from mtfc.compiler.ir.types import FORMS, WRITTEN_BYTES
@@ -525,7 +525,7 @@ def _argument(name: str, detail: str) -> CompletionItem:
 
 def _size(node: ast.Node | None, text: str | None) -> str:
     """Return `dim hidden = 4 * io`, as it is written."""
-    lines = (text or "").splitlines()
+    lines = text_lines(text or "")
     line = node.span.line if node else 0
     return lines[line - 1].partition("#")[0].strip() if 0 < line <= len(lines) else "dimension"
 

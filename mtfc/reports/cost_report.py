@@ -30,7 +30,7 @@ from mtfc.compiler.cost.volumes import (
     layout_cost,
     total,
 )
-from mtfc.compiler.diagnostics import Span
+from mtfc.compiler.diagnostics import Span, text_lines
 from mtfc.compiler.ir.core import Equation, Program, Stage
 from mtfc.compiler.ir.ops.collectives import KINDS
 from mtfc.compiler.ir.printer import bytes_text, layout_summary
@@ -399,7 +399,7 @@ def provenance_report(found: Sequence[SentArray], own: str | None, texts: Mappin
     texts: each file's text by name.
     """
     lines = grouped(found, lambda each: line_of(each.span.inside(own) if each.span else None))
-    split = {file: text.splitlines() for file, text in texts.items()}
+    split = {file: text_lines(text) for file, text in texts.items()}
     parts = []
     for line in sorted(lines):
         parts.append(f"  line {place_text(line, own)}  {source_text(line, split)}".rstrip())

@@ -18,7 +18,7 @@ from mtfc.compiler.cost.hardware import Device, Hardware
 from mtfc.compiler.cost.sizes import whole
 from mtfc.compiler.cost.step_time import step_time
 from mtfc.compiler.cost.volumes import Charge, PlacedCost, layout_cost, total
-from mtfc.compiler.diagnostics import Span
+from mtfc.compiler.diagnostics import Span, text_lines
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.meshes.multi_mesh_cost import Travel, multi_mesh_cost
@@ -252,7 +252,7 @@ class StepDifference:
 
     def _by_line(self, texts: Mapping[str, str]) -> list[str]:
         """Return a table of the lines that differ, with their notes, and of the sums of all lines."""
-        sources = {file: text.splitlines() for file, text in texts.items()}
+        sources = {file: text_lines(text) for file, text in texts.items()}
         rows = [["line", "source", *self.figures]]
         for each in self.lines:
             if each.differs:

@@ -11,7 +11,7 @@ from functools import reduce
 from operator import add
 from typing import Any, Protocol, Self, TypeVar
 
-from mtfc.compiler.diagnostics import Span
+from mtfc.compiler.diagnostics import Span, text_lines
 
 WIDTH = 118
 
@@ -119,7 +119,7 @@ def line_rows(
 
     alone: returns the rows of a line that calls no other line, for its place and its source.
     """
-    texts = {file: text.splitlines() for file, text in sources.items()}
+    texts = {file: text_lines(text) for file, text in sources.items()}
     rows = alone or (lambda place, source, figure: [[place, source, *cells(figure)]])
     for line, inside in nested(figures, own).items():
         if set(inside) == {line}:

@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
+from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.driver.searching import layouts, placements
+from mtfc.driver.searching.written import accumulated, insert_layout, resized
 from tests.cli.conftest import Mtfc
 from tests.cli.test_search import DECODER, LAYERS, TWO_OPERATORS
+from tests.search.equation_networks import EXAMPLES
 
 ON_4 = ("search", "model.mtf", "--devices", "4", "--target", "tpu_v2")
 ON_6 = ("search", "model.mtf", "--devices", "6", "--target", "tpu_v2")
@@ -201,3 +204,16 @@ def test_more_axes_than_by_default(mtfc: Mtfc) -> None:
         *options, "--axes-names", "a,b,c,d", "--why-not", "batch: (a,b,c,d)", "--format", "json"
     ).json
     assert asked["why_not"]["mesh"] == {"a": 2, "b": 2, "c": 2, "d": 2}
+
+
+def test_form_feeds_end_no_line_where_a_file_is_changed_or_shown(mtfc: Mtfc) -> None:
+    text, page = (EXAMPLES / "two_layer.mtf").read_text("utf-8"), "# one\ftwo\r\n"
+    layout, mesh = Layout("found"), Mesh("other", (("all", 8),))
+    for change in (
+        lambda old: resized(old, {"io": 64}),
+        lambda old: accumulated(old, "two_layer", 2),
+        lambda old: insert_layout(old, mesh, layout, ()),
+    ):
+        assert change(page + text) == page + change(text) != page + text
+    Path("page.mtf").write_bytes((page + text).encode())
+    assert " loss = mean(square(y - target)) " in mtfc("cost", "page.mtf", "--layout", "hybrid").out

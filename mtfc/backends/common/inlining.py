@@ -38,9 +38,8 @@ def inlined(
         indent, target, expression = _PARTS.findall(line)[0]
         if indent != block or expression[:1] == "#" or (counts[target] > 2 and _NAME.fullmatch(expression)):
             block, makers = indent, {}
-        for name in (
-            () if _LATER.search(expression) else filter(makers.__contains__, _NAME.findall(expression))
-        ):
+        read = () if _LATER.search(expression) else _NAME.findall(expression)
+        for name in filter(makers.__contains__, read):
             longer = _joined(found[makers[name]], line)
             if len(_NAME.sub(lambda mark: names[int(mark[0].strip(MARK))], longer)) <= width:
                 line = longer

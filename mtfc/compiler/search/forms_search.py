@@ -41,7 +41,6 @@ CANDIDATES = 3
 LEAST = 1e-3
 """The part of the price that forms must save, so that a layout has none where they make little difference."""
 
-
 LEAST_MEMORY = 1
 """The limit of `recompute` that no program keeps: the pass comes as near as it can."""
 

@@ -339,9 +339,7 @@ def _remote_place(url: str) -> str:
 
 def _place(path: str) -> Path:
     """Return the path of an output file. Raises `UsageError` if it cannot be written."""
-    with raised_as(
-        UsageError, f"cannot write {path}", OSError, RuntimeError
-    ):  # also links that go in a circle
+    with raised_as(UsageError, f"cannot write {path}", OSError, RuntimeError):  # links in a circle, too
         target = _target(path)
         _check_place(target)
     return target

@@ -335,16 +335,13 @@ class Plan:
         if reason := misfit(self.function, args, kwargs):
             raise UsageError(f"the arguments {reason}")
         found = jax.tree_util.tree_flatten_with_path(by_place(self.function, args, kwargs))[0]
-        given, known = (
-            [place(self.imported.flat, path) for path in paths]
-            for paths in ((path for path, _ in found), self.imported.flat.inputs)
-        )
+        given = [place(self.imported.flat, path) for path, _ in found]
+        known = [place(self.imported.flat, path) for path in self.imported.flat.inputs]
         if given != known:
             other = next((place for place in given if place not in known), None)
             missing = next((place for place in known if place not in given), None)
-            what = " and ".join(
-                [f"an array at {other}"] * bool(other) + [f"no array at {missing}"] * bool(missing)
-            )
+            parts = ("an array at", other), ("no array at", missing)
+            what = " and ".join(f"{said} {where}" for said, where in parts if where)
             raise UsageError(f"the arguments have {what}, and a structure other than that of the plan")
         leaves = [leaf for _, leaf in found]
         for leaf, x in zip(self._arguments, leaves, strict=True):

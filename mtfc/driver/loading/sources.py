@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import attrs
 
-from mtfc.compiler.diagnostics import MOST, CompileError, Diagnostic, Span
+from mtfc.compiler.diagnostics import MOST, CompileError, Diagnostic, Span, text_lines
 from mtfc.driver.data.files import LARGEST_TEXT, STANDARD, read_bytes, read_neighbour
 from mtfc.driver.errors import UsageError, diagnostic_in_python
 from mtfc.driver.loading.choice import Choice
@@ -21,9 +21,9 @@ def known_as(path: str) -> str:
 
 def line_span(file: str, text: str, number: int) -> Span:
     """Return the span of a line, from 1, without the blanks around it; of the last line if the file is shorter."""
-    lines = text.splitlines() or [""]
+    lines = text_lines(text) or [""]
     number = max(1, min(number, len(lines)))
-    line = lines[number - 1]
+    line = lines[number - 1].rstrip("\r\n")
     start = 1 + len(line) - len(line.lstrip())
     return Span(file, number, start, number, max(start + 1, 1 + len(line.rstrip())))
 

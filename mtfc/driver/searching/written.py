@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import attrs
 
-from mtfc.compiler.diagnostics import Diagnostics, Span
+from mtfc.compiler.diagnostics import Diagnostics, Span, text_lines
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.frontend.layouts.layout_text import layout_text, mesh_text
 from mtfc.frontend.syntax import ast
@@ -25,7 +25,7 @@ def resized(text: str, sizes: Mapping[str, int]) -> str:
 
 def _written(text: str, span: Span, new: str) -> str:
     """Return a text with a new one in the place of a span."""
-    lines = text.splitlines(keepends=True)
+    lines = text_lines(text)
     before = lines[span.line - 1][: span.column - 1]
     after = lines[span.end_line - 1][span.end_column - 1 :]
     return "".join([*lines[: span.line - 1], before, new, after, *lines[span.end_line :]])
@@ -38,7 +38,7 @@ def accumulated(text: str, model: str, number: int) -> str:
     if train.accumulate is not None:
         return _written(text, train.accumulate.span, str(number))
     row, column = train.span.end_line, train.span.end_column - 1
-    before = text.splitlines()[row - 1][: column - 1]
+    before = text_lines(text)[row - 1][: column - 1]
     added = f"; accumulate = {number} " if before.strip() else f"{before}  accumulate = {number}\n{before}"
     return _written(text, Span("", row, 1, row, column), f"{before.rstrip()}{added}")
 
@@ -69,7 +69,7 @@ def insert_layout(
     layouts = [each for each in file.declarations if isinstance(each, ast.LayoutDecl)]
     if not is_declared and len(meshes) == 1:
         text = _on_mesh(text, layouts, meshes[0])
-    lines = text.splitlines(keepends=True)
+    lines = text_lines(text)
     at = layouts[0].span.line - 1 if layouts else len(lines)
     before = "".join(lines[:at])
     before += "" if before.endswith("\n") or not before else "\n"

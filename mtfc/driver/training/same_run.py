@@ -15,6 +15,7 @@ from zlib import crc32
 import attrs
 
 from mtfc.backends.common.devices import import_jax
+from mtfc.compiler.diagnostics import text_lines
 from mtfc.compiler.ir.core import Program
 from mtfc.driver.data.files import readable_texts
 from mtfc.driver.errors import UsageError
@@ -106,7 +107,7 @@ def train_entries(program: Program, settings: Sequence[str]) -> dict[str, str]:
     """Return the arguments in a program's `train` block by name, as the file writes them, or as `--set` replaces them."""
     span = program.training.span if program.training else None
     text = readable_texts([span.file]).get(span.file, "") if span else ""
-    lines = text.splitlines()[span.line - 1 : span.end_line] if span else []
+    lines = text_lines(text)[span.line - 1 : span.end_line] if span else []
     code = "\n".join(line.partition("#")[0] for line in lines)
     found: dict[str, str] = {}
     for key, value in re.findall(r"(\w+) *= *([^\s,(){}]+)", code):
