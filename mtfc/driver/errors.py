@@ -59,7 +59,8 @@ def similar_path(path: str, is_folder: bool = False) -> str:
         if near:
             place = found.parent / stems.get(near, near)
             whole = place.joinpath(*rest)
-            return f": did you mean {whole if whole.exists() else place}?"
+            meant, here = whole if whole.exists() else place, Path.cwd()
+            return f": did you mean {meant.relative_to(here) if meant.is_relative_to(here) else meant}?"
     return ""
 
 

@@ -59,7 +59,7 @@ def test_outputs_are_checked_before_work_begins(
     for path, reason in (
         ("missing/out", "no such directory"),
         ("here", "is a directory"),
-        ("model.mtf/out", "no such directory"),
+        ("model.mtf/out", "not a directory"),
         (long, "file name too long"),
     ):
         outcome = mtfc(*OUTPUTS[command], path)

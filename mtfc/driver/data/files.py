@@ -357,6 +357,8 @@ def _check_place(target: Path) -> None:
     if target.is_dir():
         raise OSError(errno.EISDIR, "is a directory", str(target))
     if not target.parent.is_dir():
+        if target.parent.exists():
+            raise OSError(errno.ENOTDIR, "not a directory", str(target.parent))
         raise OSError(errno.ENOENT, "no such directory", str(target.parent))
     if not os.access(target if in_place else target.parent, os.W_OK):
         raise OSError(errno.EACCES, "permission denied", str(target))
