@@ -29,6 +29,7 @@ from textwrap import wrap
 
 import attrs
 
+from mtfc.backends.common.arranging import arranged
 from mtfc.backends.common.inlining import inlined
 from mtfc.backends.common.loop_codegen import IterationSlice, LoopCode
 from mtfc.backends.common.repeats import MARK, LoopWriter, Statement, lines_of
@@ -151,7 +152,10 @@ class Emitter:
             for group, outputs in groups.items()
             for key, output in outputs.items()
         ]
-        writer = LoopWriter(_with_stores(statements, results), self._mark, reads)
+        scalars = [x for v, x in self._identifiers.items() if x in reads and not v.type.dims]
+        stored = [*_with_stores(statements, results)]
+        found, texts = arranged(stored, self._mark, reads, scalars)
+        writer = LoopWriter(found, self._mark, reads, texts)
         lines = writer.lines()
         in_loops = []
         for group in groups:
@@ -268,7 +272,7 @@ class Emitter:
         text = self.dialect.column(eqn)
         inlined = self._inlined(eqn) if isinstance(text, str) else {}
         yield from self._materialize(v for v in eqn.operands if v not in inlined)
-        yield "\n".join(self._assign(eqn, inlined))
+        yield from self._assign(eqn, inlined)
 
     def _inlined(self, eqn: Equation) -> dict[Value, str]:
         """Return the operands of an elementwise equation that can be written as numbers.
@@ -285,22 +289,27 @@ class Emitter:
     def _materialize(self, values: Iterable[Value]) -> Iterator[str]:
         for value in values:
             if value in self._literals:
-                yield "\n".join(self._assign(self._literals.pop(value), {}))
+                yield from self._assign(self._literals.pop(value), {})
 
     def _assign(self, eqn: Equation, inlined: dict[Value, str]) -> Iterator[str]:
-        """Yield the statements that compute an equation. inlined: values whose text stands in the place of their name."""
+        """Yield the statement that computes an equation; none if the result is an operand, which the user does not name anew.
+
+        inlined: values whose text stands in the place of their name.
+        """
         text = self.dialect.column(eqn)
         code = self._code(eqn, inlined)
         expression = text.format(*code.aligned) if isinstance(text, str) else text(code)
         results = [self.identifier(value) for value in eqn.results]
-        yield f"{', '.join(results)} = {expression}"
+        lines = [f"{', '.join(results)} = {expression}"]
         rounds = holds_terms(eqn)
         for value, name in zip(eqn.results, results, strict=True):
             if rounds and value.type.local_dtype == value.type.dtype == "f16":
-                yield f"{name} = {name}.astype({self.dialect.dtype(value.type.dtype)})"
-        for value, name in zip(eqn.results, results, strict=True):
-            if line := self.dialect.after(value, name):
-                yield line
+                lines.append(f"{name} = {name}.astype({self.dialect.dtype(value.type.dtype)})")
+        lines += filter(None, map(self.dialect.after, eqn.results, results))
+        if len(lines) > 1 or eqn.path or not _MARKED.fullmatch(expression):
+            yield "\n".join(lines)
+        else:
+            self._identifiers[eqn.result] = expression
 
     def _code(self, eqn: Equation, inlined: dict[Value, str]) -> Code:
         """Return what the text of an op is written from: the equation, the texts of its operands, and the sizes of a shard."""

@@ -14,7 +14,7 @@ A *column* holds the name at one place of each block. In the loop it is
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -30,8 +30,8 @@ LEAST = 24
 """The fewest statements that a loop saves, and the fewest operands of a sum that are collected in a list."""
 
 _HOLE = re.compile(f'{MARK}\\d+{MARK}|(?<=\\[)"[^"\\n]*"|"[^"\\n]*\\d[^"\\n]*"')
-_NUMBER = re.compile(f"(?<![\\d{MARK}])(\\d+)(?![\\d{MARK}])")
-_TOGETHER = re.compile(r"([^=\n]+) = ([\w.]+)\(\((.+)\), (.+)\)")
+NUMBER = re.compile(f"(?<![\\d{MARK}])(\\d+)(?![\\d{MARK}])")
+_TURNED = re.compile(f"(?<={MARK})\\.transpose\\([\\d, ]+\\)")
 
 Column = tuple[str, ...]
 """The name, or the text in quotes, at one place of each block."""
@@ -58,6 +58,16 @@ class Statement:
     def template(self) -> tuple[str, str, str]:
         """The part of the statement that its copies have in common."""
         return self.place, _HOLE.sub("@", self.text), self.kind
+
+    @cached_property
+    def form(self) -> tuple[str, str, str]:
+        """The template without orders of dimensions."""
+        return self.place, _HOLE.sub("@", _TURNED.sub("", self.text)), self.kind
+
+    @cached_property
+    def names(self) -> set[str]:
+        """The values that the statement computes or reads."""
+        return {hole for hole in self.holes if hole[0] == MARK}
 
 
 @attrs.define(eq=False)
@@ -91,45 +101,24 @@ class LoopWriter:
     """
 
     def __init__(
-        self, statements: Iterable[Statement], mark: Callable[[str], str], texts: dict[str, str]
+        self,
+        statements: Sequence[Statement],
+        mark: Callable[[str], str],
+        reads: Iterable[str],
+        texts: Mapping[str, str],
     ) -> None:
-        self.mark, self.index, self.reads, self.texts = mark, mark("i"), frozenset(texts), dict(texts)
-        self.statements: list[Statement] = []
+        self.mark, self.index, self.reads, self.texts = mark, mark("i"), frozenset(reads), texts
+        self.statements = statements
         self.births: dict[str, int] = {}
-        for part in (part for each in statements for part in self._parted(each)):
-            for hole in part.holes:
-                if hole[0] == MARK and hole not in self.texts:
-                    self.births.setdefault(hole, len(self.statements))
-            self.statements.append(part)
+        for i, statement in enumerate(statements):
+            self.births |= dict.fromkeys(statement.names - self.births.keys() - texts.keys(), i)
         self.origins: dict[str, tuple[RepeatedBlocks, int, str]] = {}
         self.stores: dict[str, str] = {}
 
-    def _parted(self, statement: Statement) -> Iterator[Statement]:
-        """Yield a collective of many operands as statements that collect the operands, and the collective of the list."""
-        found = _TOGETHER.fullmatch(statement.text)
-        if found is None or found[3].count(",") < LEAST:
-            yield statement
-            return
-        terms, results = self.mark("terms"), self.mark("results")
-        self.texts |= {name: f"{results}[{i}]" for i, name in enumerate(found[1].split(", "))}
-        yield Statement(f"{terms} = []", statement.place)
-        for name in found[3].split(", "):
-            read, born = self.texts.get(name, ""), self.births.get(name)
-            kind = _NUMBER.sub("", read) if born is None else str(self.statements[born].template)
-            yield Statement(f"{terms} += [{name}]", kind=kind)
-        yield Statement(f"{results} = {found[2]}(tuple({terms}), {found[4]})", statement.place)
-
     def lines(self) -> list[str]:
         """Return the lines of the statements: runs of copies as loops, and all others as they are."""
-        import numpy as np  # not loaded by commands that write no module
-
-        from mtfc.compiler.search.repeated_layers import runs
-
-        numbers: dict[tuple[str, ...], int] = {}
-        tokens = np.array([numbers.setdefault(s.template, len(numbers)) for s in self.statements], np.int64)
-        long = [run for run in runs(tokens) if run.period * (run.copies - 1) >= LEAST]
         pieces, position = list[tuple[RepeatedBlocks | None, list[Statement]]](), 0
-        for run in sorted(long, key=lambda run: run.start):
+        for run in sorted(long_runs(self.statements), key=lambda run: run.start):
             loop = max(filter(None, self._loops(run)), key=RepeatedBlocks.order, default=None)
             if loop is not None and loop.run.start >= position:
                 pieces.append((None, self._resolved(position, loop.run.start)))
@@ -183,14 +172,17 @@ class LoopWriter:
         """Yield loops over the blocks of a run that start at another place of the user's code, or None."""
         before, is_found = self.statements[: run.start + 2 * run.period], False
         places = [statement.place or statement.kind for statement in before]
-        for start in range(run.start, run.start + 2 * run.period):
-            if is_found and start == run.start + run.period:
+        starts = range(run.start, len(before))
+        cuts = [
+            start for start in starts if start == run.start or places[start] not in ("", places[start - 1])
+        ]
+        for start in (*cuts, *(start for start in starts if start not in cuts)):
+            if is_found and start >= run.start + run.period:
                 return
-            if start == run.start or places[start] not in ("", places[start - 1]):
-                counts = range(run.copies, max(run.copies - 4, 1), -1)
-                tries = (attrs.evolve(run, start=start, copies=count) for count in counts)
-                yield (loop := next(filter(None, map(self._loop, tries)), None))
-                is_found |= loop is not None
+            counts = range(run.copies, max(run.copies - 4, 1), -1)
+            tries = (attrs.evolve(run, start=start, copies=count) for count in counts)
+            yield (loop := next(filter(None, map(self._loop, tries)), None))
+            is_found |= loop is not None
 
     def _loop(self, run: Run) -> RepeatedBlocks | None:
         """Return the loop over blocks, or None if they are not equal."""
@@ -228,6 +220,19 @@ class LoopWriter:
         return True
 
 
+def long_runs(
+    statements: Sequence[Statement], form: Callable[[Statement], Hashable] = lambda each: each.template
+) -> list[Run]:
+    """Return the copies in a row that are worth a loop. form: what copies have in common."""
+    import numpy as np  # not loaded by commands that write no module
+
+    from mtfc.compiler.search.repeated_layers import runs
+
+    numbers: dict[Hashable, int] = {}
+    tokens = np.array([numbers.setdefault(form(each), len(numbers)) for each in statements], np.int64)
+    return [run for run in runs(tokens) if run.period * (run.copies - 1) >= LEAST]
+
+
 def _substituted(text: str, instead: Mapping[str, str]) -> str:
     """Return a text with other texts in the place of its holes."""
     return _HOLE.sub(lambda hole: instead.get(hole[0], hole[0]), text)
@@ -235,7 +240,7 @@ def _substituted(text: str, instead: Mapping[str, str]) -> str:
 
 def numbered(texts: Sequence[str]) -> tuple[str, range] | None:
     """Return texts that differ in one number, in equal steps, as a text with `@` in its place, and the numbers."""
-    parts = [_NUMBER.split(text) for text in texts]
+    parts = [NUMBER.split(text) for text in texts]
     if len({*map(len, parts)}) > 1 or any(set(text) & set("{@}") for text in texts):
         return None
     fields = [*zip(*parts, strict=True)]

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
+from mtfc.backends.common.dimension_order import in_order_of_readers
 from mtfc.backends.common.emitter import FORMS, NAMES, WIDTH, Dialect, Emitter
 from mtfc.backends.common.loop_codegen import jax_loop
 from mtfc.backends.common.module import (
@@ -344,6 +345,7 @@ def _tuple(items: Sequence[str]) -> str:
 
 def _texts(function: Function, mesh: Mesh) -> tuple[Function, Mapping[Value, Text]]:
     """Return the function to write, and the texts of equations that differ from the text of their op."""
+    function = in_order_of_readers(function)
     if function.name != "forward":
         function, texts = fused(function, mesh)
         return function, {**shared(function), **guarded(function), **with_kernels(function, mesh), **texts}

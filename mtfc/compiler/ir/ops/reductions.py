@@ -121,7 +121,8 @@ def _jax_text(function: str) -> Callable[[Code], str]:
     def text(code: Code) -> str:
         whole = function in ACCUMULATING and code.eqn.result.type.dtype not in FLOATS
         dtype = f", dtype={code.dtype}" if whole else ""
-        return f"jnp.{function}({code.args[0]}, axis={axes_text(code)}{dtype})"
+        axis = f", axis={axes_text(code)}" if code.eqn.result.type.dims else ""
+        return f"jnp.{function}({code.args[0]}{axis}{dtype})"
 
     return text
 
