@@ -32,7 +32,7 @@ import attrs
 from mtfc.backends.common.arranging import arranged
 from mtfc.backends.common.inlining import inlined
 from mtfc.backends.common.loop_codegen import IterationSlice, LoopCode
-from mtfc.backends.common.repeats import MARK, LoopWriter, Statement, lines_of
+from mtfc.backends.common.repeats import MARK, TEMPLATE, LoopWriter, Statement, lines_of, long_runs
 from mtfc.compiler.ir.builder import Names
 from mtfc.compiler.ir.core import Equation, Function, Output, Value, source_file
 from mtfc.compiler.ir.loops import dim_of, has_condition, is_unbounded, pairs, region_of, unroll_of
@@ -153,9 +153,10 @@ class Emitter:
             for key, output in outputs.items()
         ]
         scalars = [x for v, x in self._identifiers.items() if x in reads and not v.type.dims]
-        stored = [*_with_stores(statements, results)]
-        found, texts = arranged(stored, self._mark, reads, scalars)
-        writer = LoopWriter(found, self._mark, reads, texts)
+        stored, texts = [*_with_stores(statements, results)], dict(reads)
+        if long_runs(stored, TEMPLATE):
+            stored = arranged(stored, self._mark, texts, scalars)
+        writer = LoopWriter(stored, self._mark, reads, texts)
         lines = writer.lines()
         in_loops = []
         for group in groups:
@@ -208,7 +209,7 @@ class Emitter:
             if eqn.path or has_trait(eqn, "placement"):
                 self._kept += map(self.identifier, eqn.results)
             for text in self.loop(eqn) if eqn.regions else self.equation(eqn):
-                yield Statement(text, place)
+                yield Statement(text, place, not any(value.type.dims for value in eqn.results))
         for output in function.outputs:
             yield from map(Statement, self._materialize((output.value,)))
 
@@ -360,7 +361,7 @@ def _with_stores(
     for statement in statements:
         yield statement
         for name in statement.holes:
-            yield from (Statement(text, is_store=True) for text in texts.pop(name, ()))
+            yield from (Statement(text, is_scalar=True, is_store=True) for text in texts.pop(name, ()))
 
 
 def all_values(function: Function) -> Iterator[Value]:
