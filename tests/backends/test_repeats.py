@@ -13,6 +13,7 @@ import pytest
 
 import mtfc
 from mtfc.backends.common import emitter, repeats
+from mtfc.backends.common.arranging import arranged
 from mtfc.backends.common.inlining import inlined
 from mtfc.backends.jax.runtime import load
 
@@ -190,3 +191,23 @@ def test_values_stay_in_front_of_carries_that_they_read() -> None:
     lines = [f"{a} = x", f"{b} = y", "for i in range(2):"]
     lines += [f"    {c} = f({b})", f"    {d} = f({a})", f"    {a} = {c}", f"    {b} = {d}"]
     assert [*inlined([*lines, f"return {a}, {b}"], {}, (), "abcd", 110)] == [*lines, f"return {a}, {b}"]
+
+
+def test_values_of_two_collectives_go_to_the_list_of_each() -> None:
+    names = iter(f"{repeats.MARK}{i}{repeats.MARK}" for i in range(1000))
+    x, *values = (next(names) for _ in range(31))
+    sums = [[next(names) for _ in values] for _ in "ab"]
+    statements = [repeats.Statement(f"{v} = {x} * 2", "# line 1") for v in values]
+    for axis, results in zip("ab", sums, strict=True):
+        total = f'{", ".join(results)} = psum(({", ".join(values)}), "{axis}")'
+        statements.append(repeats.Statement(total, "# line 2"))
+    texts = {x: 'params["x"]'}
+    found = arranged(statements, lambda _: next(names), texts, [])
+    written = repeats.LoopWriter(found, lambda _: next(names), [x], texts).lines()
+    code = "\n".join(written).replace(x, texts[x]).replace(repeats.MARK, "_")
+    given: dict[str, Any] = {"psum": lambda terms, axis: [*terms, axis], "params": {"x": 3}}
+    exec(code, given)
+    found_sums = [
+        value for value in given.values() if isinstance(value, list) and value[-1:] in (["a"], ["b"])
+    ]
+    assert found_sums == [[6] * 30 + [axis] for axis in "ab"]

@@ -176,7 +176,7 @@ class LoopWriter:
         names = sorted((each for each in varied if each[0][0] == '"'), key=lambda column: len(column[0]))
         values = [column for column in varied if column not in names]
         keys = [key for key in _keys(names[:1]) if all(_with_key(each, key, "x") for each in names)][:1]
-        if 2 * len([*keys, *values]) > run.period + 1 or len(names) > len(keys) * len(names):
+        if not 1 <= 2 * len([*keys, *values]) <= run.period + 1 or len(names) > len(keys) * len(names):
             return []
         place = blocks[0][0].place
         fields = {column: self.mark("name") for column in keys}
@@ -211,8 +211,8 @@ class LoopWriter:
             text = _substituted(statement.text, instead)
             if statement.is_store and loop is None:
                 self.stores[statement.text] = text.split(" = ")[1]
-            elif found and found[-1].kind and statement.kind:  # further terms of a collective
-                added = f"{found.pop().text[:-1]}, {text.split('[', 1)[1]}"
+            elif found and statement.kind and found[-1].text.startswith(start_of := text.partition("[")[0]):
+                added = f"{found.pop().text[:-1]}, {text.removeprefix(start_of)[1:]}"  # to the same list
                 found.append(attrs.evolve(statement, text=added))
             else:
                 found.append(attrs.evolve(statement, text=text))
