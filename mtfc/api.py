@@ -251,6 +251,7 @@ class Compiled:
         return program.place(batch, program.step_inputs if stacked else "inputs")
 
     def _check_trained(self, name: str) -> None:
+        """Raise `UsageError` if the model is not trained. name: the method that needs a training step."""
         if self._placed.training is None:
             model = self._placed.name
             raise UsageError(
@@ -440,6 +441,7 @@ def check_text(text: str, *, file: str = "<text>", **options: Unpack[ProgramOpti
 
 
 def _checked(text: str, file: PathOption, choice: Choice) -> Checked:
+    """Return the result of a check of some text. file: its name, beside which modules are looked for."""
     from mtfc.driver.check import check_source
 
     file, sources = file_option(file), Sources()

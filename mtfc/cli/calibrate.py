@@ -39,6 +39,7 @@ def run(options: Options) -> None:
 
 
 def _operators(options: Options) -> None:
+    """Measure the operators of a model on the devices. Raises `UsageError` for options about whole machines."""
     from mtfc.driver.calibrate import calibrate_operators
 
     if options.backend != "jax" or options.quick or options.shapes or options.output != STANDARD:

@@ -105,6 +105,7 @@ def _packages() -> dict[str, list[PackageState]]:
 
 
 def _state(name: str, least: str) -> PackageState:
+    """Return the state of a package: `ok`, `old` or `missing`. least: the version that mtfc needs."""
     installed, state = None, "missing"
     with suppress(metadata.PackageNotFoundError):
         installed = metadata.version(name)
@@ -119,6 +120,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _devices() -> Finding:
+    """Return the devices that JAX finds in a process of its own, or its error."""
     done = _run("-c", SHOW_DEVICES)
     if not done["ok"]:
         return done
@@ -129,6 +131,7 @@ def _devices() -> Finding:
 
 
 def _tried(backend: str) -> Finding:
+    """Verify a small model under a layout on a backend, and return the result."""
     done = _run(
         "-m", "mtfc", "verify", str(MODEL), "--layout", "both", "--backend", backend, "--color", "never"
     )

@@ -86,6 +86,7 @@ class _Line:
                 self._draw()
 
     def _draw(self) -> None:
+        """Show the activities and the seconds so far in a line of the terminal, which begins with the first call."""
         text, seconds = str(self.activities), f"{monotonic() - self.began:.0f} s"
         if self.bar is None:
             self.bar = _bar(self.terminal)

@@ -34,6 +34,7 @@ def run(options: Options) -> None:
 
 
 def _page(options: Options) -> ReportPage:
+    """Return the page of a training run, or of the layouts of a file."""
     if options.args is None and is_run(options.file):
         return run_page(options.file)
     asked = options.file, options.choice, options.sources, options.target, options.search

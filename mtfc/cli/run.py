@@ -59,6 +59,7 @@ def run(options: Options) -> int:
 
 
 def _generation(options: Options) -> Generation | None:
+    """Return the prompts with their options; None without prompts. Raises `UsageError` for options alone."""
     values = {name: getattr(options, name) for name in ("temperature", "tokens", "tokenizer")}
     given = {name: value for name, value in values.items() if value is not None}
     if not options.prompts and given:

@@ -64,6 +64,7 @@ class PassRecord:
     text: str | None
 
     def record(self) -> dict[str, Any]:
+        """Return the JSON record."""
         return {
             "pass": self.name,
             "seconds": self.seconds,

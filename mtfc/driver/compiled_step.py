@@ -276,6 +276,7 @@ def figures(found: XlaProgram, place: Callable[[Frames], Span | None]) -> StepFi
 
 
 def _charge(item: Item, span: Span | None, amounts: Mapping[str, float]) -> Charge:
+    """Return the figures of an item of a compiled program as a charge: its collective, or its FLOPs if it is none."""
     names = ("count", "elements_per_device", "bytes_per_device", WIRE)
     count, elements, size, wire = (amounts.get(name, 0) for name in names)
     if item.kind not in KINDS:

@@ -269,6 +269,7 @@ class ExplainedMeshes:
 
 
 def _multi_mesh(case: MultiMeshCase, program: Program) -> ExplainedMeshes:
+    """Return the collectives of each mesh, and the values that travel between meshes."""
     multi_mesh = case.program(program)
     cost = multi_mesh_cost(multi_mesh)
     function = multi_mesh.function("step" if cost.trains else "forward")

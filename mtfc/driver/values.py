@@ -233,6 +233,7 @@ def _name(axis: object, option: str) -> str:
 
 
 def _size(size: object, what: str) -> int:
+    """Return a whole number. Raises `UsageError` for anything else. what: its name in the message."""
     if isinstance(size, bool):
         raise UsageError(f"{what} is {size!r}, which is no whole number")
     try:

@@ -269,6 +269,7 @@ class Completion:
         yield from (_item(PurePath(path).stem, CompletionItemKind.Module, path) for path in self.neighbours)
 
     def dims(self) -> Items:
+        """Yield the dimensions that are visible at the cursor: those of the body, of the file, and of modules."""
         body = self.body
         if body is not None:
             for name in names_of_body(body, self.file).dims:
@@ -329,6 +330,7 @@ class Completion:
                 yield from _items(names_of_body(model.node).values, CompletionItemKind.Variable, "operator")
 
     def outputs(self) -> Items:
+        """Yield the outputs of the model of a `train` block; in `report` also the built-in figures."""
         words = [token.text for token in self.cursor.top]
         model = self.file.symbols["model"].get(words[1]) if len(words) > 1 else None
         if model is not None and isinstance(model.node, ast.ModelDecl):
@@ -350,6 +352,7 @@ class Completion:
         return iter([_keyword(DYNAMIC)]) if is_scale else _dtypes()
 
     def hardware_keys(self) -> Items:
+        """Yield the keys of the block of `hardware` at the cursor."""
         words = [token.text for token in (self.bracket.before if self.bracket else ())]
         inner = words[-2] if len(words) > 1 and words[-1] == ":" else ""
         table: Iterable[str] = ("device", "link")
@@ -396,6 +399,7 @@ class Completion:
             yield from (_argument(name, each.label) for name in each.named if name not in given)
 
     def expression(self) -> Items:
+        """Yield all that may begin an expression: keywords of the call, values, functions, modules, dimensions, words."""
         yield from self.keywords_of_call()
         yield from self._values()
         if self.body is None and self.cursor.brackets:
@@ -443,6 +447,7 @@ class Completion:
         return signatures.called(name_of(name), self.file, self.project) if name else []
 
     def _called(self, name: str, kind: CompletionItemKind) -> CompletionItem:
+        """Return the item of a function, with its signature and its comment."""
         (token, *_) = lex(name)
         found = signatures.called(name_of(token), self.file, self.project)
         item = _item(name, kind, found[0].label if found else "")
@@ -496,6 +501,7 @@ def _dtypes() -> Items:
 
 
 def _module(name: str) -> CompletionItem:
+    """Return the item of a module, with the comment at its top."""
     item = _item(name, CompletionItemKind.Module, "module")
     text = standard_library.text(name)
     if text is not None:

@@ -379,6 +379,7 @@ class EditorSources(Sources):
         return path
 
     def neighbour(self, path: str) -> str | None:
+        """Return the text of another file as the editor has it, else as it is on the disk; None if there is none."""
         self.wanted.add(path)
         text = self.open.by_file.get(path)
         text = self.open.on_disk(path) if text is None else text

@@ -144,6 +144,7 @@ def _at(span: Span | None) -> set[Line]:
 def _lines(
     cost: PlacedCost, seconds: Mapping[Span | None, Seconds], arrays: Sequence[SentArray]
 ) -> dict[Line, tuple[str, ...]]:
+    """Return the phrases about each line: its work, its memory, its time and what it sends."""
     sent: dict[Line, list[SentArray]] = {}
     for array in arrays:
         for line in _at(array.span):
@@ -227,6 +228,7 @@ def defined_in(values: Iterable[ValueFigures], name: str, statement: Span) -> li
 
 
 def _inside(place: Span, whole: Span) -> bool:
+    """Return True if a place lies within another one."""
     return (
         place.file == whole.file
         and (whole.line, whole.column) <= (place.line, place.column)

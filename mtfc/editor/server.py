@@ -89,6 +89,7 @@ class _Protocol(LanguageServerProtocol):
 
     @lsp_method(lsp.TEXT_DOCUMENT_DID_CLOSE)
     def lsp_text_document__did_close(self, params: lsp.DidCloseTextDocumentParams) -> None:
+        """Forget a closed file and its figures, and check the others, which may read it from the disk now."""
         buffer = self._server.documents.buffers.get(params.text_document.uri)
         self._server.documents.close(params.text_document.uri)
         if buffer is not None:
@@ -138,6 +139,7 @@ class Server(LanguageServer):
     # Views
 
     def view(self, uri: str) -> View | None:
+        """Return an open file with its declarations and its project; None if the file is unknown."""
         buffer = self.documents.of_uri(uri)
         if buffer is None:
             return None
@@ -188,6 +190,7 @@ class Server(LanguageServer):
         ]
 
     def _publish(self) -> None:
+        """Send the diagnostics of all files, and an empty list for files that have none any more."""
         found = checks.published(self.checks, self.documents)
         for uri in sorted(self._shown - found.keys()):
             self.text_document_publish_diagnostics(lsp.PublishDiagnosticsParams(uri, []))
@@ -356,6 +359,7 @@ def changed_files(params: lsp.DidChangeWatchedFilesParams) -> None:
 
 @feature(lsp.TEXT_DOCUMENT_DEFINITION)
 def definition(view: View, params: lsp.DefinitionParams) -> lsp.Location | None:
+    """Return the place where the symbol at the cursor is declared; of a module, the start of its file."""
     found = view.at(params.position)
     if found is None:
         return None
@@ -396,6 +400,7 @@ def highlight(view: View, params: lsp.DocumentHighlightParams) -> list[lsp.Docum
 
 @feature(lsp.TEXT_DOCUMENT_PREPARE_RENAME)
 def prepare_rename(view: View, params: lsp.PrepareRenameParams) -> lsp.PrepareRenamePlaceholder | None:
+    """Return the name at the cursor and its range, if it can be renamed."""
     found = view.at(params.position)
     if found is None:
         return None
@@ -462,6 +467,7 @@ def _word(line: str, column: int) -> str:
 
 
 def _completion(view: View, position: lsp.Position) -> completion.Completion:
+    """Return the completion at a position, with snippets if the editor takes them."""
     beside = (file for file in view.texts.beside(view.buffer.file))
     capabilities = server.client_capabilities.text_document
     item = capabilities.completion.completion_item if capabilities and capabilities.completion else None

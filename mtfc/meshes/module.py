@@ -310,6 +310,7 @@ class _Calls:
         return self.reads[-1]
 
     def _results(self) -> Iterator[str]:
+        """Yield the statements that collect the results in dicts and return these."""
         groups = self.form.groups(self.function.whole)
         names = {name: f"new_{name}" if name in LOCALS and name != "outputs" else name for name in groups}
         for group, outputs in groups.items():

@@ -154,6 +154,7 @@ def _placed(
 
 
 def _degree(node: ast.Degree, scope: Scope) -> tuple[Dim, int] | None:
+    """Return a dimension and the number of its parts; None, with a diagnostic (E319), if it does not divide evenly."""
     dim, parts = scope.dim(node.dim, "E303"), integer(node.parts, scope)
     if dim is None or parts is None:
         return None

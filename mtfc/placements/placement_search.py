@@ -127,6 +127,7 @@ class _Search:
         ]
 
     def _simulate(self, chosen: Sequence[int]) -> None:
+        """Simulate the strategy of some configurations, by number, and keep it if it is the best."""
         self.simulated += 1
         strategy = tuple(options[i] for options, i in zip(self.choices, chosen, strict=True))
         found = self.evaluator.full(strategy, self.best.seconds)

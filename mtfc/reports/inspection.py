@@ -246,6 +246,7 @@ class Inspection:
         return [head, *fitted([["line", "source", *heads], *rows])] if rows else []
 
     def _exceeding(self) -> list[str]:
+        """Return a table of the lines where XLA's partitioner sends more than `plan.step`, if there are any."""
         if not self.exceeding:
             return []
         rows = [["line", *self.heads.values(), ""]]

@@ -139,6 +139,8 @@ NUMPY = {"f32": np.float32, "f64": np.float64}
 
 
 def _repeated(once: Callable[[], object]) -> Loop:
+    """Return a loop that calls a function a number of times."""
+
     def loop(count: int) -> Callable[[], object]:
         def run() -> None:
             for _ in range(count):

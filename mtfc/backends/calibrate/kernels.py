@@ -64,6 +64,8 @@ def _cumsum(x: Any) -> Any:
 
 
 def _random(name: str) -> Callable[[Any], Any]:
+    """Return a kernel that draws numbers with the function `jax.random.NAME`, from a key that depends on its input."""
+
     def kernel(x: Any) -> Any:
         key = jax.random.key((x[0] * 1000).astype("int32"))
         return getattr(jax.random, name)(key, x.shape, x.dtype)

@@ -136,6 +136,7 @@ def _mapping(change: Callable[..., Any]) -> Rule:
 
 
 def _broadcast(values: Any, params: Mapping[str, Any]) -> Any:
+    """Return an array with its axes at the places of `lax.broadcast_in_dim`, repeated along all other axes."""
     places, shape = params["broadcast_dimensions"], params["shape"]
     wide = [1] * len(shape)
     for size, place in zip(values.shape, places, strict=True):

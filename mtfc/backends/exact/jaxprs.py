@@ -239,6 +239,7 @@ def _scan(run: JaxprOnField, eqn: Any, *operands: Any) -> list[Any]:
 
 
 def _stacked(run: JaxprOnField, parts: Operands, var: Any) -> Any:
+    """Return the results of all iterations as one array; without iterations, zeros of the result's type."""
     import jax
 
     if parts and not isinstance(parts[0], ExactArray):

@@ -325,6 +325,10 @@ def _written(program: Program, function: Function, inlines: bool = False) -> str
 
 
 def _decorators(program: Program, function: Function, checks_arguments: bool = True) -> str:
+    """Return the decorators of a public function: `jax.jit`, the check of arguments if wanted, and `jax.shard_map`.
+
+    Only `step` donates its arguments.
+    """
     form, kinds = FORMS[function.name], kinds_of(program, function)
     taken = [*(TABLES[kind] for kind in kinds), *(["P()"] if form.counts else [])]
     given = [f'OUTPUTS["{form.name}"]'] * form.outputs

@@ -36,6 +36,7 @@ class TrainState:
     optimizer: dict[str, Any]
 
     def __repr__(self) -> str:
+        """Return the step and the numbers of arrays: their values may be large."""
         params, arrays = len(self.params), len(self.optimizer)
         parts = (
             f"{params} parameter{'s' * (params != 1)}, {arrays} array{'s' * (arrays != 1)} of the optimizer"

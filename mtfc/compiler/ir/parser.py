@@ -93,6 +93,7 @@ class _Scope:
         return self._values[name]
 
     def function(self, name: str, contents: Contents, stage: Stage) -> Function:
+        """Make a function of its parsed contents. An entry of the body that is a word begins another stage."""
         arguments, body, outputs = contents
         given, equations = tuple(self.argument(*each) for each in arguments), []
         for each in body:
@@ -241,6 +242,7 @@ class _ProgramParser:
         return Rules(rules)
 
     def layout(self, name: str, *parts: Any) -> Layout:
+        """Make a layout of its parsed entries, which come in any order. The last part holds the rules of blocks."""
         *entries, blocks = parts
         own, params, optimizer, values, pipelines, forms = (
             tuple(value for name, value in entries if name == kind)
@@ -266,6 +268,7 @@ class _ProgramParser:
         return Pipeline(loop, batch, micro_batches, checkpoint is not None, chunks)
 
     def forms(self, word: Token, *entries: tuple[str, str | float]) -> Forms:
+        """Make the section `forms` of a layout. Raises `ReadError` for an unknown entry or a wrong value."""
         try:
             return Forms.of(dict(entries))
         except ValueError as error:

@@ -26,6 +26,7 @@ class Renumbering:
         return attrs.evolve(type, dims=tuple(map(self.dim, type.dims)))
 
     def attribute(self, value: Any) -> Any:
+        """Return an attribute with new dims and numbers, also those in tuples."""
         if isinstance(value, Dim):
             return self.dim(value)
         if isinstance(value, tuple):

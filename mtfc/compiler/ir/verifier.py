@@ -140,6 +140,7 @@ def _contents(function: Function, program: Program) -> tuple[object, ...]:
 
 
 def _unique(names: Iterable[str], what: str, where: str) -> None:
+    """Raise `VerifyError` if a name occurs twice. what: the things that have names."""
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -162,6 +163,7 @@ def _check_program(program: Program) -> None:
 
 
 def _check_minimized(program: Program, name: str) -> None:
+    """Raise `VerifyError` unless the minimized output is a floating-point scalar of `forward`."""
     outputs = {output.name: output.value.type for output in program.function("forward").handed_out}
     type = outputs.get(name)
     if type is None or type.dims or type.dtype not in FLOATS:
@@ -383,6 +385,7 @@ class _FunctionCheck:
         self.names: set[str] = set()
 
     def run(self) -> None:
+        """Check arguments, body and outputs, in this order: each may refer to those before."""
         _unique((output.name for output in self.function.outputs), "outputs", self.where)
         for argument in self.function.arguments:
             self.argument(argument)
@@ -446,6 +449,7 @@ class _FunctionCheck:
         self.equations.seen.add(node)
 
     def argument(self, argument: Argument) -> None:
+        """Check an argument, and define its value. A parameter must be one that the program declares."""
         where = f"argument {argument.value} of {self.where}"
         self.define(argument.value)
         self.end(argument, where, argument.role == "carried")

@@ -393,6 +393,7 @@ class _Kinds:
 
 
 def _only_moves(eqn: Equation) -> bool:
+    """Return True if an equation moves or repeats elements, and computes no new ones."""
     return has_trait(eqn, "window") or (not eqn.regions and OPS[eqn.op].storage == "view")
 
 

@@ -559,6 +559,7 @@ def write_arrays(
 
 
 def _save_arrays(file: IO[bytes], arrays: Mapping[str, StoredArray]) -> None:
+    """Write arrays as an NPZ file without compression, one after the other: each is read when it is written."""
     import numpy as np
 
     with ZipFile(file, "w") as archive:

@@ -243,6 +243,7 @@ class Batches:
         return stacked([self[number * accumulate + i] for i in range(accumulate)])
 
     def _part(self, name: str, type: TensorType, number: int) -> Array:
+        """Return the array of an input in batch `number`: its own part, or the whole array that all batches share."""
         array = self.arrays[name]
         if name not in self.several:
             return array
@@ -504,6 +505,7 @@ PARTIAL = "`--params-partial` draws what the file lacks from --seed"
 
 
 def _unknown(name: str, declared: Iterable[str], fitting: Fitting) -> None:
+    """Report (E505) an array that is no parameter. The losses of a file of `--save` are none either, and count as known."""
     if name != "loss":
         help = did_you_mean(name, declared, f"the model has {listed(declared)}")
         if newest_checkpoint(Path(fitting.path)) is not None:

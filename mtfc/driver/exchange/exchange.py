@@ -315,6 +315,7 @@ class TensorLink:
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
+        """Return the shape of a tensor, whose parts are joined along the axis `join` if there are several."""
         shapes = [part.shape for part in self.parts]
         join = self.rule.join
         if len(shapes) == 1:

@@ -186,6 +186,7 @@ class _Reader:
         return Rule(names, ours, dims, self._join(rule, len(ours), spans), spans)
 
     def _join(self, rule: Mapping[str, Any], number: int, spans: Mapping[str, Span]) -> int:
+        """Return the axis along which `number` parameters are joined in one tensor; report a wrong or missing one."""
         join = rule.get("join", 0)
         if isinstance(join, bool) or not isinstance(join, int) or join < 0:
             self.error("`join` is the number of an axis of their tensor, from 0 on", spans["join"])
@@ -195,6 +196,7 @@ class _Reader:
         return int(join) if isinstance(join, int) else 0
 
     def _dims(self, value: Any, number: int, span: Span) -> tuple[Axes | None, ...]:
+        """Return the axes that `dims` gives each of `number` parameters: one entry is for all of them, None if there is none."""
         if value is None:
             return (None,) * number
         texts = self._texts(value, "dims", span) or ()

@@ -575,6 +575,7 @@ class Road:
         return [RoadResults(self.name, draws=found)]
 
     def _loaded(self) -> Any:
+        """Return the exported program as a function of whole arrays, on the first devices of this process."""
         exported = pickle.loads(self.text)
         devices = np.array(jax.devices()[: self.devices]).reshape([*self.axes.values()])
         mesh = jax.sharding.Mesh(devices, tuple(self.axes))

@@ -357,6 +357,7 @@ def mesh_of(text: str) -> Mesh:
 
 
 def _meshes(devices: int | None, target: str) -> tuple[Mesh, ...]:
+    """Return all shapes of a mesh. Raises `UsageError` if the number of devices is unknown."""
     from mtfc.driver.searching.space import MOST_AXES, meshes
 
     if devices is None:
@@ -477,6 +478,7 @@ class FunctionSource:
         return found
 
     def _check_parameters(self, number: int) -> None:
+        """Raise `UsageError` if `--parameters` has the number of no argument. number: that of all arguments."""
         wrong = [each for each in self.parameters or () if each >= number]
         if wrong:
             raise UsageError(
@@ -496,6 +498,7 @@ class FunctionSource:
         return self.imported.imported.warnings()
 
     def without_faults(self, best: BestLayout, known: Sequence[tuple[Mesh, Layout]], until: float) -> Found:
+        """Search as `ImportedProgram.without_faults`, and name the known faults that the found layout still meets."""
         from mtfc.driver.jax_functions.xla_faults import met_faults
 
         found = self.imported.without_faults(best, known, until)
@@ -572,6 +575,7 @@ def _is_ours(error: Exception) -> bool:
 
 
 def _takes(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return True if a function can be called with these arguments; True, too, if it does not tell its parameters."""
     try:
         inspect.signature(function).bind(*args, **kwargs)
     except TypeError:

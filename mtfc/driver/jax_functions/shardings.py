@@ -69,6 +69,7 @@ class Unsaid:
         return (*self.leaf.shape[: self.axis], *parts, *self.leaf.shape[self.axis + 1 :])
 
     def __str__(self) -> str:
+        """Return the split in words, with the bytes that it costs and the remedies."""
         factors = " x ".join(f"{dim.name} {dim.size}" for dim in self.leaf.dims[self.axis])
         return (
             f"{self.leaf.name}: axis {self.axis} is {factors}, and {', '.join(self.axes)} splits {self.dim.name}; "
@@ -364,6 +365,7 @@ def _batch_axis(imported: Imported, on: Mesh, stored: Stored) -> str:
 
 
 def _one_axis(entry: Any, path: str) -> str | None:
+    """Return the mesh axis of an entry of a `PartitionSpec`, None for none. Raises `UsageError` for several: Keras takes one."""
     axes = entry_axes(entry)
     if len(axes) > 1:
         raise UsageError(

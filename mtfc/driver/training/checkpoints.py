@@ -184,6 +184,7 @@ class Checkpoints:
             self._remove(each)
 
     def _remove(self, step: int) -> None:
+        """Delete a checkpoint. It is renamed first, so that an interrupted deletion leaves no half of a checkpoint."""
         if self.mirror is not None:
             self.mirror.remove(step)
             return

@@ -131,6 +131,7 @@ class ExampleOrder:
         return found
 
     def _shuffled(self, keys: tuple[int, ...], positions: Array) -> Array:
+        """Return the examples at some positions of an epoch, whose keys are given: see the top of the file."""
         bits = max(LEAST_BITS, (self.count - 1).bit_length())
         found = _permuted(np.asarray(positions, np.uint64), bits, keys)
         while (outside := np.flatnonzero(found >= self.count)).size:
@@ -213,6 +214,7 @@ class UserSource:
         return f"{self.name}: batches of a function"
 
     def batches(self, share: Share, seed: int | None, start: Position | None = None) -> BatchIterator:
+        """Return the batches of the function from a position on, read ahead in a thread."""
         shard = self._shard(share) if self.is_sharded else None
         steps = UserSteps(self, share, seed, shard)
         prefetched = import_package("grain", "grain").experimental.ThreadPrefetchDatasetIterator(steps, AHEAD)
@@ -289,6 +291,7 @@ class UserSteps:
         return stacked([self._batch() for _ in range(self._source.accumulate)])
 
     def get_state(self) -> dict[str, Any]:
+        """Return the number of items so far, and the state of the user's iterable if it has one."""
         if self._stateful is not None:
             with explained(f"get_state of {self._source.name}"):
                 self._own = self._stateful.get_state()

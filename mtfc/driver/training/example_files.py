@@ -234,6 +234,7 @@ def _map_named(paths: str) -> Arrays:
 
 
 def _map_npy(path: str, name: str) -> Arrays:
+    """Map the array of an NPY file. Raises `CompileError` (E501)."""
     file_size(path)
     try:
         return {name: np.load(path, mmap_mode="r", allow_pickle=False)}
@@ -602,6 +603,7 @@ def parse_tf_example(record: bytes) -> dict[str, Array] | None:
 
 
 def _array(feature: Any) -> Array | None:
+    """Return the values of a feature of a `tf.train.Example`; None if it has no values."""
     if feature.float_list.value:
         return np.array(feature.float_list.value, np.float32)
     if feature.int64_list.value:

@@ -339,6 +339,7 @@ class Peers:
         return first
 
     def _tell(self, **message: Any) -> None:
+        """Send a last message to all other processes, and wait a while until they have closed their ends."""
         for link in self.links.values():
             link.send(**message)
             with suppress(OSError):

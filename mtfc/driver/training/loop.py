@@ -157,6 +157,7 @@ class DataEvaluation:
         self.compiled.set()
 
     def _batches(self, stop: Stop) -> Iterator[tuple[Forward, Mapping[str, Any]]]:
+        """Yield each batch with the forward pass for its size; last the rows after the last whole batch."""
         number = 0
         with closing(self.source.batches(self.forward.on_devices.share, None)) as batches:
             for batch in islice(iter_batches(batches, stop), self.most):
@@ -205,6 +206,7 @@ def _rest(
 
 
 def _described(source: DataSource, has_rest: bool) -> str:
+    """Return the data of an evaluation in words: the numbers of examples, whole batches, and rows after them."""
     if not isinstance(source, FileSource):
         return source.description()
     steps = source.whole_steps

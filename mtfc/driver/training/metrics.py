@@ -208,6 +208,7 @@ class TensorBoard(Sink):
             self.writer.flush()
 
     def close(self) -> None:
+        """Close the file; errors of a full disk were reported before."""
         try:
             self.writer.close()
         except OSError:  # the part of an event that did not fit
@@ -279,6 +280,7 @@ class ProgressBar(Sink):
         return cls(bar, task, every)
 
     def step(self, step: TrainingStep) -> None:
+        """Move the bar to a step, and print the line of some steps above it."""
         total = int(self.bar.tasks[0].total)
         line = step_line(step, total)
         self.bar.update(self.task, completed=step.number, figures=line.partition("  ")[2].strip())

@@ -140,6 +140,7 @@ class RunLock:
                 raise Unavailable(self._taken())
 
     def _beat(self) -> None:
+        """Count up in the lock's file, again and again, so that other processes see that this one lives."""
         count = 0
         while not self.stopped.wait(BEAT):
             count += 1
@@ -155,6 +156,7 @@ class RunLock:
         self.write(json.dumps({**self.owner, "count": f"{count:012d}"}).encode())
 
     def _taken(self) -> str:
+        """Return the message that another run owns the folder."""
         return (
             f"{self.folder} belongs to a run that is under way: {_described(_owner(self.read()))}; "
             "wait for its end, stop it, or give another --dir"
@@ -167,6 +169,7 @@ def _this_process() -> dict[str, Any]:
 
 
 def _content(path: Path) -> bytes | None:
+    """Return the bytes of a file; None if it cannot be read."""
     try:
         return path.read_bytes()
     except OSError:

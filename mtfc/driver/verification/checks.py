@@ -255,6 +255,7 @@ def _end_with_caller(connection: Connection) -> None:
 
 
 def _send(connection: Connection, kind: str, value: Any = None) -> None:
+    """Send a message of a kind with a value. An exception that cannot be sent becomes a `RuntimeError` with its text."""
     try:
         text = pickle.dumps((kind, value))
         pickle.loads(text)

@@ -217,6 +217,7 @@ def with_twins(
 
 
 def _layout(layout: Layout, sizes: Sequence[SmallSizes]) -> Layout:
+    """Return a layout whose pipelines have the numbers of all sizes at once: see `twin`."""
     pipelines = []
     for each in layout.pipelines:
         small = [every.pipelines[each] for every in sizes]

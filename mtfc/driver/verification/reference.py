@@ -77,6 +77,7 @@ class ReferenceRuns:
         return self.at_stage(0)
 
     def at_stage(self, number: int) -> ExpectedArrays:
+        """Return what is expected of a layout after some stages of runs, which are computed when they are first asked for."""
         with doing("the undistributed program"):
             if not self._runs:
                 self._runs.append(self.run(None))
@@ -268,6 +269,7 @@ class CaseModules:
 
     @classmethod
     def of(cls, case: Case, reference: Reference, backend: str) -> CaseModules:
+        """Load the modules of a case. A layout of one mesh has its step and its gradients in the same module."""
         if not isinstance(case, LayoutOnMesh):
             texts = (case.source(reference.program, backend, of) for of in ("step", "gradients"))
             return cls(*(loaded(text, backend) for text in texts))
@@ -401,6 +403,7 @@ def reported(outputs: Arrays) -> Arrays:
 
 
 def _initial_state(step: Function) -> dict[str, Any]:
+    """Return the first value of each state of the optimizer: an array of equal numbers."""
     states = (argument for argument in step.arguments if argument.role == "state")
     return {
         state.value.name: np.full([dim.size for dim in state.value.type.dims], state.initial)

@@ -291,6 +291,7 @@ class CaseResult(CheckResult):
                     yield each.text(f"{NOUNS[part]} {name}{where}")
 
     def record(self) -> dict[str, Any]:
+        """Return the JSON record; of draws with special numbers only those with a fault."""
         wrong = {what: _compared_json(each) for what, each in self.special.items() if any(_faulty(each))}
         case = {"layout": self.layout.name, "mesh": dict(self.mesh.axes), "backend": self.backend}
         own = {**super().record(), **case, "not_finite": list(self.not_finite)}

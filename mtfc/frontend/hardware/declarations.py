@@ -203,6 +203,7 @@ def _rate(figure: ast.HardwareFigure, scope: Scope) -> Rate | None:
 
 
 def _point(entry: ast.HardwareFigure, scope: Scope) -> tuple[float, float] | None:
+    """Return a size and the rate there, from an entry of a table by size; None, with a diagnostic (E315), for a wrong one."""
     if isinstance(entry.key, ast.Name) or not _is_possible(entry.key.value):
         message = f"a table by size has numbers from {LEAST:g} to {MOST:g} as keys"
         return scope.refuse("E315", message, entry.key.span)
@@ -406,6 +407,7 @@ def _has_wires(link: GraphLink, graph: DeviceGraph, decl: ast.LinkDecl, scope: S
 
 
 def _is_connected(graph: DeviceGraph, decl: ast.HardwareDecl, scope: Scope) -> bool:
+    """Return True if links lead from the first device to all others; else report (E341) one that none leads to."""
     lost = graph.unreachable()
     if lost is None:
         return True
@@ -416,6 +418,7 @@ def _is_connected(graph: DeviceGraph, decl: ast.HardwareDecl, scope: Scope) -> b
 
 
 def _kind(decl: ast.DeviceDecl, scope: Scope) -> DeviceKind | None:
+    """Return the kind of devices that a `device` entry declares; None, with a diagnostic, if it is wrong."""
     where = f"device `{decl.name.text}`"
     known: Mapping[str, Read] = {"count": whole_figure, "role": word("worker", "server"), **DEVICE}
     found = entries_of(decl.figures, known, NEEDED, where, decl, scope)
@@ -540,7 +543,7 @@ def hardware_text(hardware: Hardware, comment: str) -> str:
 
 
 def _entries(record: object, known: Iterable[str]) -> Iterator[str]:
-    """Yield the entries of a record that say something."""
+    """Yield the entries of a record that differ from their defaults, as text. known: the keys in their order."""
     for key in known:
         value = getattr(record, FIELDS.get(key, key))
         if value not in (None, (), {}) and value != USUAL.get(key):

@@ -161,6 +161,7 @@ def _is_of_every(rule: ast.SplitRule, scope: Scope) -> bool:
 
 
 def _rule(rule: ast.SplitRule, mesh: Mesh, scope: Scope) -> DeclaredRule | None:
+    """Return a rule of a layout; None, with a diagnostic, if its dimension or one of its axes is wrong."""
     if _is_reversed(rule, mesh, scope):
         return None
     name, declared = _dim(rule, scope)
@@ -180,6 +181,7 @@ def _dim(rule: ast.SplitRule, scope: Scope) -> tuple[str | None, Span]:
 
 
 def _axis(rule: ast.SplitRule, axis: ast.Name, places: dict[str, Span], mesh: Mesh, scope: Scope) -> bool:
+    """Return True for an axis of the mesh that the rule has once; report any other (E304, E308). places: of the axes so far."""
     if axis.text not in mesh.sizes:
         help = None if mesh.names else NOTHING_SPLIT
         return scope.unknown("E304", f"mesh `{mesh.name}` has no axis `{axis.text}`", axis, mesh.names, help)
@@ -491,6 +493,7 @@ def _loop_help(name: str, known: Mapping[str, Sequence[NamedSection]]) -> str | 
 
 
 def _around(name: str, known: Mapping[str, Sequence[NamedSection]]) -> str | None:
+    """Return the innermost known section around a name that is in no loop: `block` may be that of `block.mlp.w`."""
     while "." in name:
         name = name.rpartition(".")[0]
         if name in known and not any(each.is_looped for each in known[name]):

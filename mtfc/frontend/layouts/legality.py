@@ -95,6 +95,7 @@ def check_layout(
 
 
 def _check(facts: ProgramIndex, declared: DeclaredLayout, advice: Advice) -> Iterator[Diagnostic]:
+    """Yield the errors of a layout for a model; if it has none, also its warnings."""
     errors = list(_errors(facts, declared))
     yield from errors
     named = all(path in facts.by_path for path in declared.values)
@@ -227,6 +228,7 @@ def _dims(tensor: Tensor, needed: str) -> Iterator[tuple[str, Dim]]:
 
 
 def _axes(section: Section, name: str) -> tuple[str, ...]:
+    """Return the axes that the rule of a dimension has in a section; none without a rule."""
     return section[name].axes if name in section else ()
 
 
@@ -544,6 +546,7 @@ class _Check:
         return rule is not None and dim in value.type.names and axis in rule.axes
 
     def _conflict(self, eqn: Equation, axis: str, rules: Sequence[DeclaredRule]) -> Diagnostic:
+        """Return the warning (W602) that two dimensions, both split over an axis, meet in an equation."""
         names = _list([rule.dim for rule in rules])
         message = f"{names} are both split over mesh axis `{axis}` and meet here: only one of them can be"
         labels = tuple(Label(rule.span, f"`{rule.dim}` is split over `{axis}` here") for rule in rules)

@@ -148,6 +148,7 @@ def _loops(facts: ProgramIndex, declared: DeclaredPipeline) -> list[Equation]:
 
 
 def _mixing(eqn: Equation, declared: DeclaredPipeline) -> Iterator[Diagnostic]:
+    """Yield E323 if a loop's iterations need several micro-batches at once."""
     try:
         loop_sums(eqn, declared.batch)
     except MixedMicroBatches as error:

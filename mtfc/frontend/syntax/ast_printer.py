@@ -14,6 +14,7 @@ def to_text(node: ast.Node) -> str:
 
 
 def _lines(node: ast.Node, label: str, depth: int) -> Iterator[str]:
+    """Yield the lines of a node and of its children, which are indented. label: the field that holds the node."""
     plain = "".join(f" {name}={value!r}" for name, value in _fields(node) if not _nodes(value))
     yield f"{'  ' * depth}{label}{type(node).__name__} {node.span.line}:{node.span.column}{plain}"
     for name, value in _fields(node):
@@ -29,6 +30,7 @@ def _fields(node: ast.Node) -> Iterator[tuple[str, Any]]:
 
 
 def _nodes(value: object) -> tuple[ast.Node, ...]:
+    """Return the nodes in the value of a field: of a node itself, or of a tuple of nodes."""
     items = value if isinstance(value, tuple) else (value,)
     return tuple(item for item in items if isinstance(item, ast.Node))
 

@@ -73,6 +73,7 @@ def format_source(text: str, file: str = "<input>") -> str:
 
 
 def _flat(parts: Parts) -> str:
+    """Return parts of a statement on one line."""
     text = ""
     for index, part in enumerate(parts):
         text += _gap(parts, index)
@@ -305,6 +306,7 @@ class _EntryReader:
             self._line_of(text, False)
 
     def end(self) -> None:
+        """End an entry of brackets. A comment on its last line belongs to it; later ones stand on lines of their own."""
         if not self.parts:
             return
         beside = self.comments.pop(0)[0] if self.comments and not self.comments[0][1] else ""
@@ -315,6 +317,7 @@ class _EntryReader:
         self.comments.clear()
 
     def hold_comments(self) -> bool:
+        """Return True if there is a comment in the brackets or in brackets inside them, so that they cannot be on one line."""
         groups = (part for entry in self.done for part in entry.parts if isinstance(part, Bracket))
         return (
             bool(self.opening)

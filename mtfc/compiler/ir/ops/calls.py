@@ -109,6 +109,7 @@ def _ranks(eqn: Equation) -> list[int]:
 
 
 def _evaluate(shard: Shard, *arrays: Any) -> Any:
+    """Call the function for each element along the mapped dimensions of a shard."""
     eqn = shard.eqn
     number = len(MAPPED.of(eqn.attrs))
     call = getattr(shard.np, "mapped_call", mapped_call)
@@ -209,6 +210,7 @@ def _numpy_text(code: Code) -> str:
 
 
 def _text(code: Code) -> str:
+    """Return the call of `mapped_call`, a function of the prelude; a single result is its first."""
     eqn = code.eqn
     name, mapped = FUNCTION.of(eqn.attrs), len(MAPPED.of(eqn.attrs))
     operands = ", ".join(code.args)

@@ -119,6 +119,7 @@ def _operand_dims_of(attributes: Attrs) -> tuple[Dim, ...]:
 
 
 def _infer_with_dims(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, ...]:
+    """Return the types of the operands: a collective with a dimension for each of them keeps all types."""
     if len({OF_ONE.name, OF_SEVERAL.name} & attributes.keys()) != 1:
         raise OpError("it has either the attribute dim or the attribute dims")
     dims = _operand_dims_of(attributes)

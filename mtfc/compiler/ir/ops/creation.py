@@ -84,6 +84,7 @@ def _everywhere(code: Code) -> str:
 
 
 def _one_hot_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
+    """Return the type of `one_hot`: the dims of the indices, then the new dimension."""
     check_dtypes(types, frozenset({"i32", "u32"}))
     dim = DIMENSION.of(attributes)
     if dim in types[0].dims:

@@ -122,6 +122,11 @@ def align(array: Any, names: Sequence[str], target: Sequence[str]) -> Any:
 def _infer(
     accepted: frozenset[str], result: str | None
 ) -> Callable[[Sequence[TensorType], Attrs], tuple[TensorType]]:
+    """Make the type rule of an elementwise op: all dims of the operands, and their dtype or a given one.
+
+    accepted: the dtypes of operands. result: the dtype of the result, None for that of the operands.
+    """
+
     def infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
         dtype = check_dtypes(types, accepted)
         return (TensorType(result or dtype, joint_dims(types)),)
@@ -130,6 +135,8 @@ def _infer(
 
 
 def _evaluate(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make the evaluation of an elementwise op from a function of arrays: operands get the axes of the result."""
+
     def evaluate(shard: Shard, *arrays: Any) -> Any:
         target = shard.eqn.result.type.names
         operands = zip(arrays, shard.eqn.operands, strict=True)

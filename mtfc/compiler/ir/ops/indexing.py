@@ -252,6 +252,7 @@ SET_AT = OpDef(
 
 
 def _top_k_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, TensorType]:
+    """Return the types of the largest values and of their indices: the dimension has the size k."""
     (type,) = types
     dim, k = INDEXED.of(attributes), MOST.of(attributes)
     need(type, dim)

@@ -121,6 +121,11 @@ def _drawing(code: Code, draw: str) -> str:
 
 
 def _number_text(draw: str) -> Callable[[Code], str]:
+    """Make the text of drawn numbers, in the dtype of the result. draw: `uniform` or `normal`.
+
+    Numbers that rounding to a narrow dtype would make 1 become the largest number below 1.
+    """
+
     def text(code: Code) -> str:
         drawn, dtype = _drawing(code, draw), code.eqn.result.type.dtype
         if draw == "uniform" and dtype in BELOW_ONE:
@@ -148,6 +153,7 @@ def _drawn(shard: Shard, draw: Callable[..., Any], numbers: Sequence[Any]) -> An
 
 
 def _uniform(shard: Shard, *numbers: Any) -> Any:
+    """Draw numbers from 0 up to but not including 1: in a narrow dtype, its largest number below 1 takes the place of 1."""
     dtype = shard.eqn.result.type.dtype
     drawn = _drawn(shard, shard.random.random_uniform, numbers)
     return shard.np.minimum(drawn, shard.np.float32(BELOW_ONE.get(dtype, 1))).astype(

@@ -83,6 +83,8 @@ ACCUMULATING = ("sum", "prod")
 
 
 def _evaluate(function: str) -> Callable[..., Any]:
+    """Make the evaluation of a reduction from the name of a function of NumPy."""
+
     def evaluate(shard: Shard, x: Any) -> Any:
         """Reduce over the positions. Without any, x is the result: NumPy would add 0.0 to it."""
         if not _positions(shard):
@@ -297,6 +299,7 @@ IS_ARGMAX = of_one(
 
 
 def _cumsum_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
+    """Return the type of the operand, which must have the dimension."""
     (type,), dim = types, DIM_SUMMED.of(attributes)
     check_dtypes(types, NUMBERS)
     if dim not in type.dims:

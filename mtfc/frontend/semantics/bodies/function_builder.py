@@ -145,6 +145,7 @@ class LoopBuilder(BlockBuilder):
         return self._sliced[value].value
 
     def here(self, value: Value) -> Value:
+        """Return a value as the loop's body sees it: its own values as they are, others as an invariant argument."""
         if value in self._own:
             return value
         outer = self.outside.here(value)

@@ -272,6 +272,7 @@ class ElaboratedBody:
     scan = repeat
 
     def yield_(self, node: ast.Yield) -> None:
+        """Elaborate a `yield`, which belongs to the innermost loop; report one outside of loops."""
         if self.loops:
             self.loops[-1].yields(node)
             return

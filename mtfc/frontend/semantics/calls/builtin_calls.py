@@ -139,6 +139,7 @@ def _right_number(expressions: Expressions, node: ast.Call, builtin: Builtin, fo
 
 
 def _known_keywords(expressions: Expressions, node: ast.Call, builtin: Builtin) -> bool:
+    """Return True if the builtin has all keyword arguments of a call; report (E111) the others."""
     unknown = [keyword for keyword in node.keywords if keyword.name.text not in builtin.keywords]
     for keyword in unknown:
         message = f"`{node.function.text}` has no argument `{keyword.name.text}`"

@@ -158,6 +158,7 @@ class _Call:
             self.caller.value(keyword.value)
 
     def _few_enough(self, most: int) -> bool:
+        """Return True if the call has at most `most` positional arguments; else report it (E203)."""
         number = len(self.node.arguments)
         if number <= most:
             return True

@@ -89,6 +89,7 @@ def fold(op: str, left: Number, right: Number) -> Number:
 
 
 def _computed(function: Callable[..., float], *numbers: float) -> float:
+    """Return the value of a function of numbers. Raises `ConstantError` if it has none that a float holds."""
     try:
         return limited(function(*numbers))
     except ZeroDivisionError:
@@ -177,6 +178,7 @@ def number(node: ast.Node, scope: Scope) -> float | None:
 
 
 def _folded(node: ast.Binary, left: float | None, right: float | None, scope: Scope) -> float | None:
+    """Return the value of a binary operator; None without both operands, or with a diagnostic (E209) where it has no value."""
     if left is None or right is None:
         return None
     try:

@@ -118,6 +118,7 @@ class Loader:
         return self._of_file(file, name.span, self.names.fresh(name.text), {})
 
     def _of_library(self, name: ast.Name, scope: Scope) -> Scope | None:
+        """Return the scope of a module of the library; None, with a diagnostic (E119), if there is no such module."""
         if standard_library.text(name.text) is not None:
             return self.library(name.text)
         help = f"a module is a file beside this one, `{name.text}.mtf`, or of the library"

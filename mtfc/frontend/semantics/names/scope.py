@@ -353,6 +353,10 @@ class Scope:
         return bool(repeated)
 
     def dtype(self, name: ast.Name) -> str | None:
+        """Return the dtype of a name; None, with a diagnostic (E211), for an unknown one.
+
+        `any` stands for the dtype that a call of the function chooses.
+        """
         if name.text == ANY and self.any is not None:
             return self.any
         if name.text in WRITTEN_BYTES:

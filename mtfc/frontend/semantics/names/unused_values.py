@@ -93,6 +93,7 @@ class _Walk:
         self.returns = False
 
     def body(self, values: Environment, statements: Iterable[ast.Statement]) -> None:
+        """Follow the statements of a body up to its first `return`. values: those that are visible."""
         for statement in statements:
             self.statement(statement, values, ())
             if isinstance(statement, ast.Return):
@@ -215,6 +216,7 @@ def _groups(left: list[_Node], live: set[_Node]) -> Iterator[tuple[_Node, tuple[
 
 
 def _warning(node: _Node, others: tuple[_Node, ...]) -> Diagnostic:
+    """Return the warning about a value that is never used. others: the values that it alone uses."""
     wanted = _wanted(node)
     names = " and ".join(f"`{name.text}`" for name in wanted)
     verb = "is" if len(wanted) == 1 else "are"
@@ -229,6 +231,7 @@ def _wanted(node: _Node) -> list[ast.Name]:
 
 
 def _help(node: _Node) -> str:
+    """Return how to mend an unused value, parameter or state."""
     name = _wanted(node)[0].text
     if isinstance(node.statement, ast.Param | ast.State):
         kind = "parameter" if isinstance(node.statement, ast.Param) else "state"
@@ -284,6 +287,7 @@ def unrolled_layers(decl: ast.ModelDecl | ast.FnDecl) -> Iterator[Diagnostic]:
 
 
 def _in_body(body: Sequence[ast.Statement]) -> Iterator[Diagnostic]:
+    """Yield a diagnostic for each row of copies of the same statements, also in loops."""
     for node in body:
         if isinstance(node, ast.Repeat | ast.Scan):
             yield from _in_body(node.body)

@@ -284,6 +284,7 @@ def _by_key(node: ast.Precision, scope: Scope) -> dict[str, ast.PrecisionRule]:
 
 
 def _dtype(node: ast.Expr, scope: Scope) -> str | None:
+    """Return the dtype of an entry; None, with a diagnostic (E410), unless it is a floating-point one."""
     if not isinstance(node, ast.Name):
         return scope.refuse("E410", "expected a dtype such as `bf16`", node.span)
     dtype = scope.dtype(node)
@@ -380,6 +381,7 @@ def loss_to_minimize(
 
 
 def _report_missing(name: ast.Name, model: Model, outputs: Iterable[str], scope: Scope) -> None:
+    """Report a name that is no output: a value of the model that it does not return, or (E401) an unknown one."""
     if not model.lacks(name.text):
         return
     if name.text in model.places:
