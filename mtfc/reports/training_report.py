@@ -54,16 +54,6 @@ class TrainingStep:
         evaluation = {f"eval/{name}": value for name, value in self.evaluation.items()}
         return {"loss": self.loss, **report, **rest, **share, **evaluation}
 
-    def scalars(self) -> dict[str, float]:
-        """Return every figure by name, and each element of a vector as `NAME/INDEX`."""
-        found: dict[str, float] = {}
-        for name, figure in self.figures().items():
-            if isinstance(figure, list):
-                found |= {f"{name}/{i}": number for i, number in enumerate(figure)}
-            else:
-                found[name] = figure
-        return found
-
     def record(self) -> dict[str, Any]:
         """Return the JSON record; numbers that are not finite are None."""
         return {"step": self.number, **finite(self.figures())}
@@ -157,6 +147,7 @@ class TrainingSummary:
         return "\n".join(aligned(rows, indent=""))
 
     def _evaluation(self) -> Mapping[str, float]:
+        """Return the means of the last evaluation; empty without one."""
         return self.evaluation or next(
             (each.evaluation for each in reversed(self.steps) if each.evaluation), {}
         )

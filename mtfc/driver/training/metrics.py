@@ -29,7 +29,7 @@ from mtfc.driver.data.packages import import_package
 from mtfc.driver.errors import UsageError, raised_as, say
 from mtfc.driver.options import Metric
 from mtfc.driver.training.user_code import explained, imported_function
-from mtfc.reports.array_summary import finite
+from mtfc.reports.array_summary import finite, scalars
 from mtfc.reports.source_lines import listed
 from mtfc.reports.training_report import TrainingStep, step_line
 
@@ -203,7 +203,7 @@ class TensorBoard(Sink):
         """Write the figures. Raises `Unavailable` if the disk is full."""
         scalar = import_package("tensorboardX.summary", "tensorboardX").scalar
         with raised_as(Unavailable, f"cannot write to {self.folder}"):
-            for name, value in step.scalars().items():
+            for name, value in scalars(step.figures()).items():
                 self._write(step=step.number, summary=scalar(name, value))
             self.writer.flush()
 
