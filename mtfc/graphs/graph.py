@@ -236,6 +236,7 @@ class Graph(GraphWriter):
         self._declare(f"layout {self._identifier(name, 'a layout')}{where} = {' '.join(body.split())}")
 
     def _declare(self, text: str) -> None:
+        """Add a declaration to the file, with the place of the call in a comment."""
         self._check_open()
         self._parsed(text)
         self._declarations.append(text + comment(self.place()))

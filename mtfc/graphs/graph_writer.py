@@ -484,6 +484,7 @@ class GraphWriter:
         return name
 
     def _loops(self) -> Iterator[GraphLoop]:
+        """Yield the loops around this place, the innermost first."""
         loop = self.loop
         while loop is not None:
             yield loop

@@ -92,6 +92,7 @@ def _pipelines(functions: Iterable[Function], part: MeshPart) -> Iterator[Pipeli
 
 
 def _charges(function: CutFunction, part: int, mesh: Mesh) -> Iterator[Charge]:
+    """Yield the charges of the segments on a mesh."""
     for each in function.segments:
         if each.part == part:
             yield from charges(each.function, Numbers(mesh))

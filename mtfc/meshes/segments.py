@@ -130,6 +130,7 @@ class _Cut:
         self.alone = [o.value for o in self.function.outputs if o.value not in self.homes]
 
     def run(self) -> CutFunction:
+        """Return the function in segments. Outputs that no part computes belong to a last segment of the rest."""
         groups = list(_Schedule(self).groups())
         if self.alone:
             groups.append((rest_of(self.parts), []))

@@ -115,6 +115,7 @@ class SimulatedPlacement(SimulatedStep[PlacedStep, Machine]):
         return (aligned(rows, right=range(4)),)
 
     def _cells(self, figure: Attribution) -> Iterator[str]:
+        """Yield the figures of a line as text, in the order of `heads`."""
         yield from (seconds_text(each) if each else "" for each in (figure.compute, figure.exposed))
         yield share_text(figure.time, self.step.seconds)
         yield from (bytes_text(each) if each else "" for each in (figure.sent, figure.memory))

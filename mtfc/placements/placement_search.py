@@ -208,11 +208,13 @@ class PlacementSpace:
         return main_devices(self.hardware, self.devices)
 
     def data_parallel(self) -> EvaluatedStrategy:
+        """Evaluate data parallelism."""
         return self.evaluator.full(
             data_parallel_strategy(self.graph, self.everything or self.choices, self.main)
         )
 
     def expert(self) -> EvaluatedStrategy:
+        """Evaluate the strategy of an expert, as FlexFlow's paper compares with."""
         choices = self.everything or self.choices
         node = node_size(self.hardware, self.main)
         return self.evaluator.full(expert_strategy(self.graph, choices, node, self.main))

@@ -586,6 +586,7 @@ def _figures(sign: int, cost: PlacedCost) -> Iterator[tuple[Span | None, KeptLin
 
 
 def _cause_cells(line: KeptLine) -> list[str]:
+    """Return the figures of a line as text; nothing for those that are not positive."""
     texts = (bytes_text, bytes_text, count_text, bytes_text)
     figures = zip(texts, attrs.astuple(line), strict=True)
     return [text(figure) if figure > 0 else "" for text, figure in figures]

@@ -209,6 +209,7 @@ def _cell(character: str) -> str:
 
 
 def _width(character: str) -> int:
+    """Return the columns that a character takes on a terminal."""
     if unicodedata.combining(character):
         return 0
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1

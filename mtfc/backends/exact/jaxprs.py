@@ -181,6 +181,7 @@ def _is_float(x: Any) -> bool:
 
 
 def _is_same(array: Any, x: Any) -> bool:
+    """Return True if two arrays have the same shape, dtype and bits."""
     if array.shape != x.shape or array.dtype != x.dtype:
         return False
     a, b = (np.asarray(without_key(each)).tobytes() for each in (array, x))

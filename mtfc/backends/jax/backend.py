@@ -319,6 +319,7 @@ def _function(program: Program, function: Function) -> str:
 
 
 def _written(program: Program, function: Function, inlines: bool = False) -> str:
+    """Return the definition of a function, without its decorators."""
     function, texts = _texts(function, program.placed_on)
     emitter = Emitter(dialect(program.placed_on, function, texts), inlines)
     return emitter.function(function, NAMES[function.name], summary(function))

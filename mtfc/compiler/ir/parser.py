@@ -81,6 +81,7 @@ class _Scope:
         self._values: dict[str, Value] = {}
 
     def define(self, token: Token, type: TensorType) -> Value:
+        """Make the value that a token such as `%x` defines."""
         name = token[1:]
         value = self._values[name] = Value(name, type)
         return value
@@ -208,6 +209,7 @@ class _ProgramParser:
         return Span(self._file if file is None else file, line, column, end_line, end_column)
 
     def at(self, *places: Span) -> Span:
+        """Join the places of a call chain, the innermost first, into one span."""
         *inner, span = places
         for place in reversed(inner):
             span = evolve(place, call=span)

@@ -298,6 +298,7 @@ class _Printer:
         return f"%{value.name}: {self.type(value.type)}"
 
     def type(self, type: TensorType) -> str:
+        """Return a type as text, which is made once."""
         if type not in self._types:
             self._types[type] = str(type)
         return self._types[type]

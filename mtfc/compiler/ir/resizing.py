@@ -34,6 +34,8 @@ class Renumbering:
         return self.number(value)
 
     def function(self, function: Function) -> Function:
+        """Return a copy of a function with new dims and numbers in its types and attributes."""
+
         def attributes(eqn: Equation) -> dict[str, Attr]:
             return {key: self.attribute(value) for key, value in self.attributes(eqn).items()}
 

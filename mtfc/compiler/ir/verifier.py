@@ -69,6 +69,7 @@ class LevelRule:
     fitting: bool = True
 
     def allows(self, eqn: Equation) -> bool:
+        """Return True unless an op between placements is of another level: reshards come before collectives."""
         if not has_trait(eqn, "placement"):
             return True
         return self.moves == ("reshards" if has_trait(eqn, "reshard") else "collectives")
@@ -421,6 +422,7 @@ class _FunctionCheck:
                 self.define(value, eqn)
 
     def used(self, values: tuple[Value, ...], eqn: Equation) -> None:
+        """Raise `VerifyError` if an operand is not defined before its equation."""
         if not self.visible.issuperset(values):
             value = next(value for value in values if value not in self.visible)
             raise self.wrong(f"{value} is not defined before its use", eqn)

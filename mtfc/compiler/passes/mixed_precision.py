@@ -266,6 +266,7 @@ class RetypingUpdate(Retyping):
     """Retypes an optimizer's function: parameter, gradient and states have one stored dtype, and so have the outputs."""
 
     def _argument(self, argument: Argument) -> Argument:
+        """Return an argument of an update as a parameter is retyped, if it is one of floats; its role stays."""
         old = argument.value.type.dtype
         role = "parameter" if old in FLOATS else argument.role
         return attrs.evolve(super()._argument(attrs.evolve(argument, role=role)), role=argument.role)

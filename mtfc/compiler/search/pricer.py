@@ -196,7 +196,10 @@ class LayersPricer:
 
     @property
     def seconds(self) -> float:
-        """The seconds that a price of the model is expected to take, by those that the slowest prices of both programs took."""
+        """The expected seconds of pricing the whole model exactly.
+
+        These are the slowest prices of both short programs, in proportion to the number of equations.
+        """
         return sum(max(each.spent, default=0.0) for each in (self.shorter, self.longer)) / self.share
 
     def pricing(self, objective: Objective) -> Pricing:

@@ -106,6 +106,7 @@ def _written(
     weight_map: WeightMap | None,
     arrays: Mapping[str, StoredArray],
 ) -> WrittenFile:
+    """Write arrays to the output, with metadata, and return their record."""
     metadata = {"program": program.name, "mtfc": installed_version() or "not installed"}
     write_arrays(options.output, arrays, {**metadata, **(weight_map.metadata if weight_map else {})})
     return WrittenFile(options.output, arrays)
@@ -207,11 +208,13 @@ class _Tensors:
             self.diagnostics.add(code, message + _more(same), same[0].rule.span("theirs"), help=help)
 
     def _missing(self, link: TensorLink) -> tuple[str, str | None]:
+        """Return the message and the help about a tensor that the file lacks."""
         near = nearest(link.names[0], self.arrays)
         help = self._resized(link.rule) or (f"did you mean its tensor `{near}`?" if near else None)
         return f"{self.path} has no tensor `{link.names[0]}`", help
 
     def _misshaped(self, link: TensorLink) -> tuple[str, str | None]:
+        """Return the message and the help about a tensor of another shape than its rule needs."""
         name = self._name(link) or ""
         shape, needed = self.arrays[name].shape, f"{link.shape_text}, which is {list(link.shape)}"
         message = f"`{name}` of {self.path} has shape {list(shape)}, and this rule needs {needed}"

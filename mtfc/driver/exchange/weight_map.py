@@ -153,6 +153,7 @@ class _Reader:
         )
 
     def _known(self, table: Mapping[str, Any], known: Sequence[str], span: Span) -> None:
+        """Report keys of a table that a map of weights does not have."""
         for key in table:
             if key not in known:
                 help = did_you_mean(key, known, f"known are {', '.join(known)}")
@@ -236,6 +237,7 @@ class _Reader:
         return found
 
     def _metadata(self, table: Any) -> dict[str, str]:
+        """Return the table `metadata`; report anything but texts."""
         if isinstance(table, dict) and all(isinstance(value, str) for value in table.values()):
             return dict(table)
         self.error("`metadata` is a table of texts", self._at("metadata"))

@@ -560,6 +560,7 @@ def _arguments(
 
 
 def _count(given: tuple[Sequence[Any], Mapping[str, Any]]) -> str:
+    """Return positional and named arguments in words: `2 arguments, mask`."""
     number = len(given[0])
     named = "".join(f", {name}" for name in given[1])
     return f"{number} argument{'s' * (number != 1)}{named}"

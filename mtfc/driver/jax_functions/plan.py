@@ -149,6 +149,7 @@ class Plan:
 
     @cached_property
     def _in_trees(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The shardings of all arguments, in their own form: positional and named."""
         tree = of_any_functions(self.imported.flat.in_tree)
         found: tuple[tuple[Any, ...], dict[str, Any]] = sharding_tree(tree, self._in_leaves)
         return found

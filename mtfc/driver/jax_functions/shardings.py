@@ -151,6 +151,7 @@ class AnyFunction:
 
 
 def _is_function(x: object) -> bool:
+    """Return True for a function in a tree of arguments, or a record of functions alone."""
     if isinstance(x, tuple):
         return type(x) is not tuple and all(callable(each) for each in x)
     return isinstance(x, AnyFunction) or (callable(x) and not isinstance(x, type))

@@ -98,6 +98,7 @@ def settings_of(values: Mapping[str, object]) -> tuple[str, ...]:
 
 
 def _text_of(value: object) -> str:
+    """Return a setting of Python as the language writes it."""
     if isinstance(value, list | tuple):
         return ", ".join(map(_text_of, value))
     return str(value).lower() if isinstance(value, bool) else " ".join(str(value).splitlines())

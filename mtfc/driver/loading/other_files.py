@@ -278,6 +278,7 @@ def _numbers(lists: list[list[Any]], path: str) -> Integers:
 
 
 def _first_bad_number(lists: list[list[Any]], path: str) -> str:
+    """Return the message about the first entry that is no number in range."""
     places = ((row, column, each) for row, values in enumerate(lists) for column, each in enumerate(values))
     row, column, found = next(p for p in places if type(p[2]) is not int or not 0 <= p[2] <= LARGEST)
     return f"expected an integer from 0 to {LARGEST:.0e} in {path}[{row}][{column}], found {_kind(found)}"

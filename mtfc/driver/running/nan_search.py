@@ -174,6 +174,7 @@ class Origins:
         self.path.pop()
 
     def entered(self, source: Value, argument: Value) -> None:
+        """Note that an argument of a loop's region has the numbers of a value around the loop."""
         self.known.pop(argument, None)
         if source in self.known:
             self.known[argument] = self.known[source]

@@ -318,6 +318,7 @@ class Saving:
         self.since = now
 
     def _about(self, step: int, position: Any, last: TrainingStep | None, evaluates: bool) -> About:
+        """Return the record of a checkpoint. evaluates: the run that goes on from it evaluates first, and needs the figures."""
         figures = attrs.asdict(attrs.evolve(last, evaluation={})) if last is not None and evaluates else None
         loss = finite(last.loss) if last is not None and last.number == step else None
         return attrs.evolve(self.about, step=step, data=position, unevaluated=figures, loss=loss)
@@ -479,6 +480,7 @@ def _checks_on_host(parts: Mapping[str, Sequence[Any]]) -> Checks:
 
 
 def _is_finite(part: Any) -> bool:
+    """Return True if all numbers of an array are finite. It is read in chunks, so that no copy takes its memory."""
     flat = part.reshape(-1)
     if np.issubdtype(part.dtype, np.integer) or part.dtype == bool:
         return True
@@ -516,6 +518,7 @@ def kinds(state: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def _named_arrays(state: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the arrays of a state with their names in a checkpoint."""
     yield "step", state.step
     for kind in ("params", "optimizer"):
         yield from ((f"{kind}/{name}", array) for name, array in getattr(state, kind).items())

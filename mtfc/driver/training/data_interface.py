@@ -168,6 +168,7 @@ class MixedOrder:
 
     @classmethod
     def of(cls, counts: Sequence[int], weights: Sequence[float], seed: int) -> MixedOrder:
+        """Return the order of sources with some counts and weights."""
         data = import_package("grain", "grain").MapDataset
         turns = [data.range(sys.maxsize).map(partial(_turn, source)) for source in range(len(counts))]
         return cls(tuple(ExampleOrder(count, seed) for count in counts), data.mix(turns, weights))
@@ -223,6 +224,7 @@ class UserSource:
         return attrs.evolve(iterator, first=lambda: steps.first)
 
     def places(self, position: Position, seed: int | None) -> str:
+        """Return the items of a step, counted from 1."""
         last = position["iterator"]["items"]
         first = last - self.accumulate + 1
         return f"item {last} of {self.name}" if first == last else f"items {first} to {last} of {self.name}"
@@ -330,6 +332,7 @@ class UserSteps:
         return items
 
     def _restore(self, stateful: Any) -> None:
+        """Bring an iterable of the user to its stored state, and ask it for its state from now on."""
         self._stateful = stateful
         if self._own is not None:
             stateful.set_state(self._own)

@@ -528,6 +528,7 @@ class RecordColumn:
         return np.stack(rows) if rows else np.empty((0, *self.row.shape), self.dtype)
 
     def _row(self, number: int) -> Array:
+        """Return the array of a record. Raises `CompileError` (E501) if it is not as that of the first."""
         found = self.records.read(number).get(self.name)
         if found is None or (found.shape, found.dtype) != (self.row.shape, self.row.dtype):
             raise unreadable(self.records.path, f"record {number} has other arrays than record 0")

@@ -492,6 +492,7 @@ def _connect(peers: Peers, jax_state: Any) -> None:
 
 
 def _listener() -> socket.socket:
+    """Return a socket that other processes can connect to, by IPv6 too if the system has it."""
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(("", 0))

@@ -193,6 +193,7 @@ def _owner(content: bytes | None) -> dict[str, Any]:
 
 
 def _described(owner: dict[str, Any]) -> str:
+    """Return the owner of a lock in words."""
     if not owner:
         return "an unknown process"
     host, pid, started = (str(owner.get(key, "?"))[:80] for key in ("host", "pid", "started"))
@@ -274,6 +275,7 @@ class Mirror:
             self.send_figures()
 
     def _send_now_and_then(self, ended: Event) -> None:
+        """Send the figures of steps from time to time, until the run has ended."""
         while not ended.wait(PAUSE):
             with suppress(Unavailable):  # the next checkpoint says so
                 self.send_figures()

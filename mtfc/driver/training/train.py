@@ -504,6 +504,7 @@ class ProfiledSteps(Sink):
             say(f"--profile begins after step {self.before}, and the run was shorter")
 
     def _stop(self) -> None:
+        """Stop the profiler, and say where the profile is."""
         self.is_running = False
         with self._named(), _forgotten_on_failure():
             import_jax().profiler.stop_trace()

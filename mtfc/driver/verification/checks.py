@@ -61,6 +61,7 @@ class Remade:
     arguments: tuple[Any, ...]
 
     def checks(self) -> Sequence[Check]:
+        """Make the checks by calling the function."""
         module, name = self.function.split(":")
         found: Sequence[Check] = getattr(import_module(module), name)(*self.arguments)
         return found
@@ -202,6 +203,7 @@ class _Child:
             return monotonic()
 
     def end(self) -> None:
+        """End the process, and free what it had."""
         self.process.kill()
         self.process.wait()
         self.connection.close()

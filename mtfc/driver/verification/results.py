@@ -170,6 +170,7 @@ class SizesCase(ExactCase):
         return [f"ok     {_judged(self.found)} elements are equal at two choices of small sizes", *lines]
 
     def record(self) -> dict[str, Any]:
+        """Return the JSON record. A check that was skipped has proven nothing."""
         kept = ("layout", "model", "ok", "wrong", "elements", "not_judged")
         known = super().record()
         sizes = {name: _plain(each) for name, each in self.sizes.items()}

@@ -160,6 +160,7 @@ def _all_draws(function: Function, arguments: Arrays, seed: int) -> Iterator[Spe
 
 
 def _changed(array: Array, kind: SpecialKind, entropy: Sequence[int]) -> Array:
+    """Return an array in which some numbers are special ones of a kind."""
     array = np.asarray(array)
     flat = array.astype(np.float64).reshape(-1)
     kind.change(flat, np.random.default_rng(entropy), limits_of(array.dtype))

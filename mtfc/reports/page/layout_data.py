@@ -431,6 +431,7 @@ def _covers(larger: Mapping[Monomial, Fraction], smaller: Mapping[Monomial, Frac
 
 
 def _terms(amount: Formula) -> list[list[Any]]:
+    """Return a formula for the page: see the top of the file."""
     return [
         [str(a.numerator), str(a.denominator), {symbol.name: power for symbol, power in monomial}]
         for monomial, a in amount.sorted_terms()

@@ -129,6 +129,7 @@ class CollectiveTables:
         return self.tables[key]
 
     def _steps(self, kind: str, size: int, size_alone: int) -> Seconds:
+        """Return the seconds of one kind of collective, which are computed once for each size."""
         key = (kind, size, size_alone)
         if key not in self.tables:
             self.tables[key] = self._steps_of(kind, (size,), size_alone)[..., 0]

@@ -78,6 +78,7 @@ def _infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, 
 
 
 def _rule(eqn: Equation) -> LayoutRule:
+    """Split the mapped dimensions only: the function needs all others whole."""
     mapped = {dim.name for dim in MAPPED.of(eqn.attrs)}
     whole = {dim.name for value in eqn.results for dim in value.type.dims} - mapped
     index = {dim.name: None for value in eqn.operands for dim in value.type.dims if dim.name not in mapped}

@@ -227,12 +227,14 @@ def _extremum_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[V
 
 
 def _where_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value | None, ...]:
+    """Give each choice the cotangent where it was chosen, and 0 elsewhere."""
     condition = e.operands[0]
     dx, dy = b("mask", condition, g[0]), b("mask", b("not", condition), g[0])
     return None, _to_operand(b, e, 1, dx), _to_operand(b, e, 2, dy)
 
 
 def _where_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
+    """Return the type of a choice: the condition is of truth values, and both choices are of one dtype."""
     check_dtypes(types[:1], BOOL)
     dtype = check_dtypes(types[1:], NUMBERS | BOOL)
     return (TensorType(dtype, joint_dims(types)),)

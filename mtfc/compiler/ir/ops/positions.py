@@ -171,6 +171,7 @@ def _pad_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorTy
 
 
 def _pad_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value]:
+    """Slice the cotangent at the places where the elements were put."""
     source, target = SOURCE.of(e.attrs), TARGET.of(e.attrs)
     return (
         b("slice", g[0], source=target, target=source, start=BEFORE.of(e.attrs), stride=STRIDE.of(e.attrs)),

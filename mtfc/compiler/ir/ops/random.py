@@ -56,6 +56,7 @@ def _mapped(types: Sequence[TensorType]) -> int:
 
 
 def _infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
+    """Return the type of random floats."""
     dtype = DRAWN_TYPE.of(attributes)
     if dtype not in FLOATS:
         raise OpError(f"random numbers are floating-point, not {dtype}", "convert them with `cast(x, dtype)`")
@@ -63,6 +64,7 @@ def _infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
 
 
 def _bernoulli_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
+    """Return the type of random truth values, for a probability from 0 to 1."""
     p = PROBABILITY.of(attributes)
     if not 0 <= p <= 1:
         raise OpError(f"p = {p}: a probability lies between 0 and 1")
@@ -94,6 +96,7 @@ class Drawn:
 
 
 def _drawn_part(eqn: Equation) -> Drawn:
+    """Return the dimensions that one drawing has, and the place of the one at which only one position is drawn."""
     mapped = _mapped([value.type for value in eqn.operands])
     dims, at = DRAWN_DIMS.of(eqn.attrs)[mapped:], eqn.attrs.get("at")
     return Drawn(dims, None if at is None else dims.index(DRAWN_AT.of(eqn.attrs)), mapped)

@@ -59,6 +59,8 @@ def remaining(type: TensorType, attributes: Attrs) -> tuple[Dim, ...]:
 
 
 def _infer(accepted: frozenset[str]) -> Callable[[Sequence[TensorType], Attrs], tuple[TensorType]]:
+    """Make the type rule of a reduction. accepted: the dtypes of the operand."""
+
     def infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
         return (TensorType(check_dtypes(types, accepted), remaining(types[0], attributes)),)
 

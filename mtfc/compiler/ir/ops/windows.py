@@ -149,12 +149,14 @@ def _fold_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorT
 
 
 def _window_rule(eqn: Equation) -> LayoutRule:
+    """Gather the source, and keep windows and their elements whole; only the bridge lets source and windows be split."""
     g = geometry(eqn.attrs)
     bridge = Bridge(g.source.name, g.out.name, g.share, g.is_local)
     return LayoutRule({g.source.name: None}, frozenset({g.out.name, g.kernel.name}), bridge=bridge)
 
 
 def _fold_rule(eqn: Equation) -> LayoutRule:
+    """Gather windows and their elements, and keep the result whole, but for the bridge: see `_window_rule`."""
     g = geometry(eqn.attrs)
     bridge = Bridge(g.out.name, g.source.name, g.share, g.is_local)
     return LayoutRule({g.out.name: None, g.kernel.name: None}, frozenset({g.source.name}), bridge=bridge)

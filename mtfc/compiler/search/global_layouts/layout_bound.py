@@ -216,6 +216,7 @@ class LayoutBound(SearchSetting):
         return np.maximum(computing, seconds / (1 + self.at_once))
 
     def _sums(self, facts: Facts) -> SumBound:
+        """Return the bound of the pending sums of some facts, which is made once."""
         if id(facts) not in self.sums:
             self.sums[id(facts)] = SumBound(self, facts)
         return self.sums[id(facts)]

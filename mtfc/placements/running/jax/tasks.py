@@ -162,6 +162,7 @@ class TaskList:
         }
 
     def _once(self, key: tuple[object, ...], make: object) -> str:
+        """Return the variable of a task with a key; the task is added the first time."""
         if key not in self._known:
             self._known[key] = make()  # type: ignore[operator]
         return self._known[key]
