@@ -346,6 +346,7 @@ class Checked(Sequence[Diagnostic]):
         return preformatted(str(self))
 
     def _verdict(self) -> str:
+        """Return the file, and the number of its errors and warnings in words."""
         from mtfc.driver.check import verdict
 
         return f"{self.file}: {verdict(self.diagnostics)}"

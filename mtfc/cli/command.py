@@ -172,6 +172,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         return "".join(f"  {title}:\n" for title in titles) + super()._format_action(action)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
+        """Return `-o, --output FILE`: the value stands once, after all forms of an option."""
         if not action.option_strings or action.nargs == 0:
             return super()._format_action_invocation(action)
         value = self._format_args(action, self._get_default_metavar_for_optional(action))

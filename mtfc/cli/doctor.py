@@ -160,6 +160,7 @@ def _run(*arguments: str) -> Finding:
 
 
 def _memory_bytes() -> int | None:
+    """Return the bytes of main memory; None where the system does not tell."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # not on this system
@@ -186,12 +187,14 @@ def _lines(record: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _package(each: Mapping[str, Any]) -> str:
+    """Return the name of a package with its version, or that it is missing or too old."""
     if each["state"] == "missing":
         return f"{each['name']} missing"
     return f"{each['name']} {each['installed']}{' (too old)' if each['state'] == 'old' else ''}"
 
 
 def _advice(extra: str, packages: Sequence[Mapping[str, Any]]) -> str:
+    """Return how to install an extra, if one of its packages is missing or too old."""
     if all(each["state"] == "ok" for each in packages):
         return ""
     return f": {installing(extra)}"

@@ -140,6 +140,7 @@ class _HidingStream:
     line: _Line
 
     def write(self, text: str) -> int:
+        """Write text after hiding the line of activities, which would stand in between."""
         with self.line.lock:
             self.line.hide(text)
             return self.stream.write(text)

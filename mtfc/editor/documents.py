@@ -373,6 +373,7 @@ class EditorSources(Sources):
         self.wanted: set[str] = set()
 
     def read(self, path: str) -> str:
+        """Read a file as the editor has it, else from the disk."""
         if path not in self.open.by_file:
             return super().read(path)
         self.texts[path] = self.open.by_file[path]

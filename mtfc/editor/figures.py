@@ -381,6 +381,7 @@ class FiguresQueue:
         return None
 
     def stop(self) -> None:
+        """Stop all work on figures."""
         if self._runner is not None:
             self._runner.cancel()
         self.worker.stop()

@@ -219,6 +219,7 @@ def lenses(
 def _lens(
     buffer: TextBuffer, decl: ast.ModelDecl | ast.LayoutDecl, title: str, command: str, *more: str
 ) -> CodeLens:
+    """Return a command above a declaration. title: its text. more: further arguments of the command."""
     place: Range = buffer.range(decl.name.span)
     arguments = [buffer.uri, *more] if command == SEARCH else [buffer.uri]
     return CodeLens(place, Command(title, command, arguments=arguments))

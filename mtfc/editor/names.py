@@ -67,6 +67,7 @@ class VisibleNames:
     body: Body | None = None
 
     def of_kind(self, kind: str) -> Symbols:
+        """Return the visible symbols of a kind."""
         if kind in IN_BODIES:
             return self.dims if kind == "dimension" else self.values
         return self.others.get("device" if kind == "link" else kind, {})
@@ -263,6 +264,7 @@ class _Resolver:
     # Layouts, placements and training
 
     def layout_dim(self, name: ast.Node, names: VisibleNames) -> Iterator[Occurrence]:
+        """Yield the name on the left of a layout's rule: a dimension, or else the path of a value."""
         found = list(self.dim(name, names))
         if not found and isinstance(name, ast.Path):
             found = list(self._value_path(name, _models(self.file)))
@@ -273,6 +275,7 @@ class _Resolver:
             yield from self._value_path(path, names.models)
 
     def machine(self, node: ast.Node, names: VisibleNames) -> Iterator[Occurrence]:
+        """Yield a machine of the file, or the names in anything else."""
         if isinstance(node, ast.Name) and node.text in self.file.symbols["hardware"]:
             yield from _of(node, self.file.symbols["hardware"])
         else:
@@ -500,6 +503,7 @@ READERS: Mapping[type[ast.Node], Mapping[str, Reader]] = {
 
 
 def _of(name: ast.Name, table: Symbols, role: Role = "used") -> Iterator[Occurrence]:
+    """Yield a name that a table has, with its role."""
     symbol = table.get(name.text)
     if symbol is not None:
         yield Occurrence(name.span, symbol, role)

@@ -77,12 +77,14 @@ class _Protocol(LanguageServerProtocol):
 
     @lsp_method(lsp.TEXT_DOCUMENT_DID_OPEN)
     def lsp_text_document__did_open(self, params: lsp.DidOpenTextDocumentParams) -> None:
+        """Take an opened file, and check all files."""
         document = params.text_document
         self._server.documents.open(document.uri, document.text, document.version)
         self._server.check_soon()
 
     @lsp_method(lsp.TEXT_DOCUMENT_DID_CHANGE)
     def lsp_text_document__did_change(self, params: lsp.DidChangeTextDocumentParams) -> None:
+        """Take the changes of a file, and check all files."""
         document = params.text_document
         self._server.documents.change(document.uri, list(params.content_changes), document.version)
         self._server.check_soon()
@@ -308,6 +310,7 @@ def logged(method: str) -> Iterator[None]:
 
 @server.feature(lsp.INITIALIZE)
 def initialize(params: lsp.InitializeParams) -> None:
+    """Take the encoding of positions and the options of the editor."""
     encoding = server.workspace.position_encoding
     server.documents.encoding = str(getattr(encoding, "value", encoding))
     configure(params.initialization_options)
@@ -331,6 +334,7 @@ def shutdown(params: None) -> None:
 
 @server.feature(lsp.WORKSPACE_DID_CHANGE_CONFIGURATION)
 def changed_configuration(params: lsp.DidChangeConfigurationParams) -> None:
+    """Take new options, under which all open files are looked at again."""
     configure(params.settings)
     for buffer in server.documents.buffers.values():
         server._renew(buffer.uri, buffer.text)

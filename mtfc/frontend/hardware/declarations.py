@@ -169,6 +169,7 @@ whole_figure = figure_within("a whole number from 1 on", _is_count, int)
 
 
 def _sizes(figure: ast.HardwareFigure, scope: Scope) -> tuple[int, ...] | None:
+    """Return the sizes of a link, `8` or `(4, 4)`; None, with diagnostics, if one is wrong."""
     nodes = figure.value.items if isinstance(figure.value, ast.Tuple) else (figure.value,)
     sizes = [whole_figure(ast.HardwareFigure(node.span, figure.key, node), scope) for node in nodes]
     found = tuple(size for size in sizes if size is not None)
@@ -506,6 +507,7 @@ def _group(
 
 
 def _between(figure: ast.HardwareFigure, scope: Scope) -> ast.DeviceList | None:
+    """Return the list of what a link joins; None, with a diagnostic, for anything else."""
     if isinstance(figure.value, ast.DeviceList) and figure.value.devices:
         return figure.value
     return wrong_figure(figure, "the devices and links that are joined: `[cpu, gpu[0..3]]`", scope)

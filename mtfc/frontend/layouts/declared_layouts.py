@@ -145,6 +145,7 @@ def _first(name: ast.DimName | ast.Every, places: dict[str, Span], scope: Scope)
 def _section(
     rules: Iterable[ast.SplitRule], mesh: Mesh, scope: Scope, is_of_storage: bool = False
 ) -> Section:
+    """Return the rules of a section by dimension. Wrong ones, and a second one of a dimension, are reported and left out."""
     places: dict[str, Span] = {}
     first = (rule for rule in rules if _first(rule.dim, places, scope))
     found = [_rule(rule, mesh, scope) for rule in first if is_of_storage or not _is_of_every(rule, scope)]

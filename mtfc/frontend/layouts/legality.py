@@ -76,6 +76,7 @@ def check_layouts(
 
 
 def _too_many(declared: DeclaredLayout) -> Diagnostic:
+    """Return the error (E122) that a file's layouts together are too much to check."""
     message = f"the layouts up to this one have more than {MOST_CHECKS:,} tensors to check in the models of this file"
     help = "say which models a layout is for, check one with `--layout NAME`, or move layouts to other files"
     return Diagnostic("E122", message, declared.span, help=help)
@@ -332,6 +333,7 @@ def _redeclared(facts: ProgramIndex, tensor: Tensor, dim: str, section: Section)
 
 
 def _text(facts: ProgramIndex, name: str, dim: str, section: Section) -> str:
+    """Return help that renames a dimension of a value to one that no rule splits."""
     new, declared = _new(facts, dim, section)
     variable = name.rpartition(".")[2]
     return f"; or rename one of them: `rename({variable}, {dim} -> {new})`{declared}"

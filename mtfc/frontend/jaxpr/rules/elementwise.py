@@ -162,6 +162,7 @@ def _barrier(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
 
 
 def _link_several(linker: Linker, step: AppliedPrimitive) -> None:
+    """Give each result the axes of its own operand."""
     for operand, result in zip(step.operands, step.results, strict=True):
         linker.give(result, operand.axes)
         result.repeated = operand.repeated

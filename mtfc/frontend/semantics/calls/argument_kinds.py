@@ -47,6 +47,7 @@ def _misplaced_arrow(expressions: Expressions, node: ast.Arrow) -> None:
 
 
 def dim(expressions: Expressions, node: ast.Node) -> Dim | None:
+    """Return the dimension that an expression names; None, with a diagnostic, for anything else."""
     if isinstance(node, ast.DimName):
         return expressions.scope.dim(node)
     return _expected("a dimension", expressions, node, _dimension(node))
@@ -133,6 +134,7 @@ def number(expressions: Expressions, node: ast.Node) -> Operand | None:
 
 
 def boolean(expressions: Expressions, node: ast.Node) -> Number | None:
+    """Return `true` or `false`; None, with a diagnostic, for anything else."""
     if isinstance(node, ast.Bool):
         return node.value
     return _expected("`true` or `false`", expressions, node)

@@ -371,6 +371,7 @@ class FunctionBody(ElaboratedBody):
 
 
 def _result_help(operand: Operand, type: TensorType) -> str | None:
+    """Return how to give a result its declared type: other dimensions, or another dtype."""
     if set(operand.dims) < set(type.dims):
         return "add the missing dimensions: `broadcast(x -> [dims])`"
     return "convert it with `cast(x, dtype)`" if set(operand.dims) == set(type.dims) else None

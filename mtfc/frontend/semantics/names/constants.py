@@ -99,18 +99,21 @@ def _computed(function: Callable[..., float], *numbers: float) -> float:
 
 
 def limited(value: float) -> float:
+    """Return a number. Raises `ConstantError` if it is too large."""
     if not (isfinite(value) if isinstance(value, float) else abs(value) <= LIMIT):
         raise ConstantError("the number is too large")
     return value
 
 
 def plain(value: Number) -> float:
+    """Return a number. Raises `ConstantError` for a truth value."""
     if isinstance(value, bool):
         raise ConstantError("expected a number, found a truth value")
     return value
 
 
 def truth(value: Number) -> bool:
+    """Return a truth value. Raises `ConstantError` for a number."""
     if not isinstance(value, bool):
         raise ConstantError("expected a truth value, found a number")
     return value
@@ -223,6 +226,7 @@ def valid_size(name: str, size: int, span: Span, scope: Scope) -> bool:
 
 
 def _dim(decl: ast.DimDecl, scope: Scope) -> Dim | None:
+    """Return a declared dimension, under the full name `module.name` in a module; None, with a diagnostic, without a size."""
     name = decl.name.text
     size = _size(name, decl.size, scope)
     return None if size is None else Dim(f"{scope.module}.{name}" if scope.module else name, size)

@@ -77,6 +77,7 @@ class Loader:
         return scope
 
     def _import_all(self, decls: Iterable[ast.ImportDecl], file: str, scope: Scope) -> None:
+        """Load the modules that a file imports, and make them known by their names."""
         places: dict[str, Span] = {}
         for decl in decls:
             if scope.declare("module", decl.name, places):
@@ -107,6 +108,7 @@ class Loader:
         return self.texts[path] is not None
 
     def _report_cycle(self, path: str, name: ast.Name, scope: Scope) -> None:
+        """Report (E120) a file that is imported while it is being loaded."""
         cycle = list(self.loading)[list(self.loading).index(path) :]
         labels = [Label(self.loading[each], "by way of this import") for each in cycle[1:]]
         files = " -> ".join(PurePath(each).name for each in (*cycle, path))

@@ -110,6 +110,7 @@ class Reports:
         self._comparisons = MAX_COMPARISONS
 
     def add(self, code: str, message: str, span: Span, labels: Iterable[Label], help: str | None) -> None:
+        """Add a diagnostic, unless there is one with the same message at the same place."""
         if (code, message, span) not in self._seen:
             self._seen.add((code, message, span))
             self.diagnostics.add(code, message, span, labels, help)

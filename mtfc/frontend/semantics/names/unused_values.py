@@ -55,6 +55,7 @@ class Unused:
     groups: tuple[tuple[_Node, tuple[_Node, ...]], ...] = ()
 
     def warnings(self) -> Iterator[Diagnostic]:
+        """Yield a warning for each group of unused names."""
         for node, others in self.groups:
             if _wanted(node):
                 yield _warning(node, others)
@@ -117,6 +118,7 @@ class _Walk:
     def _binding(
         self, node: ast.Statement, names: tuple[ast.Name, ...], values: Environment, loop: tuple[_Node, ...]
     ) -> _Node:
+        """Add the node of a statement that binds names."""
         made = _Node(names, node, [*_read(node, values), *loop])
         self.nodes.append(made)
         return made
@@ -127,6 +129,7 @@ class _Walk:
         values[node.name.text] = self._binding(node, (node.name,), values, loop)
 
     def _yield(self, node: ast.Yield, values: Environment, handed_out: Environment, loop: _Node) -> None:
+        """Add a `yield`. handed_out: the nodes of the names that the loop has yielded so far."""
         made = self._binding(node, (node.name,), values, (loop,))
         if node.name.text in handed_out:  # a name yielded twice is an error, which needs both statements
             made.reads.append(handed_out[node.name.text])
