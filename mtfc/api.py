@@ -455,8 +455,8 @@ def _checked(text: str, file: PathOption, choice: Choice) -> Checked:
 def compile(path: PathOption, **options: Unpack[CompilationOptions]) -> Compiled:
     """Compile a .mtf file for one layout, by default its first.
 
-    passes: those that lower the program, in place of the default ones, as text or as `mtfc.ir.Pass`es. memory: the most memory of
-    a device, such as `"80GiB"` or a number of bytes; the backward pass computes values again that would not fit.
+    passes: the passes that lower the program, in place of the default ones, as text or as `mtfc.ir.Pass`es. memory: the most
+    memory of a device, such as `"80GiB"` or a number of bytes; the backward pass computes values again that would not fit.
     """
     choice, file = choice_of(**options), file_option(path)
     return _compiled(_read(file), file, choice)

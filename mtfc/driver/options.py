@@ -25,7 +25,7 @@ class FileOptions:
 class ArrayOptions(FileOptions):
     """The arrays that a model computes on. `data` and `params` are paths of files of arrays, the parameters' initial values.
 
-    params_partial: draw the parameters that `params` lacks. seed: of drawn arrays.
+    params_partial: draw the parameters that `params` lacks. seed: the seed of drawn arrays.
     """
 
     data: str | None = None

@@ -331,7 +331,7 @@ def simulate_case(
     sources: Sources,
     measured: bool = False,
 ) -> SimulatedStep[Any, Any]:
-    """Simulate a step of a global program under a layout or a placement. machines: those of the file.
+    """Simulate a step of a global program under a layout or a placement. machines: the machines of the file.
 
     Raises `CompileError` if devices are missing (E316).
     """

@@ -89,7 +89,10 @@ def syntax_errors(text: str, file: str) -> bool:
 
 @attrs.frozen
 class Declarations:
-    """The declarations of one file, the first one of each name. symbols: by kind. axes: mesh axes, by mesh and name."""
+    """The declarations of one file, the first one of each name.
+
+    symbols: the names by kind. axes: the mesh axes by mesh and name.
+    """
 
     tree: ast.File
     symbols: Mapping[str, Symbols]

@@ -125,7 +125,7 @@ class Graph(GraphWriter):
     def input(self, name: str, *dims: Dim | str, dtype: Any = "f32", **sizes: int) -> GraphTensor:
         """Add an input: `g.input("x", batch, io)`, or with new dimensions `g.input("x", batch=64, io=128)`.
 
-        dtype: its name, or that of NumPy or JAX, such as `numpy.int32`.
+        dtype: the name of a dtype, or a dtype of NumPy or JAX, such as `numpy.int32`.
         """
         if self._body.around is not None:
             self.refuse("a function has no inputs: give it arguments")

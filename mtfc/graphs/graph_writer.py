@@ -64,7 +64,7 @@ class GraphBody:
 
 @attrs.frozen
 class StatementCheck:
-    """The errors of a statement, and the text that they point into. types: those of the results, if there are no errors."""
+    """The errors of a statement, and the text that they point into. types: the types of the results, if there are no errors."""
 
     errors: Sequence[Diagnostic]
     text: str
@@ -163,8 +163,8 @@ Argument = Any
 class GraphTensor:
     """A value of a graph: a variable of its program. Arithmetic and comparisons make further values.
 
-    place: the line of Python that made it. loop: the loop that it belongs to, None outside of loops. body: that of the model, or
-    of the function that it belongs to.
+    place: the line of Python that made it. loop: the loop that it belongs to, None outside of loops. body: the body of the
+    model, or of the function that it belongs to.
     """
 
     graph: GraphWriter

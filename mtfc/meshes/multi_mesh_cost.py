@@ -19,8 +19,8 @@ from mtfc.meshes.segments import CutFunction, MeshPlace
 class Travel:
     """A value that is sent from one place to another.
 
-    span: the line that makes it. bytes: those that arrive at all devices of the target. maker, reader: the numbers of segments;
-    maker is None for an argument, reader is None if the function returns the value.
+    span: the line that makes it. bytes: the bytes that arrive at all devices of the target. maker, reader: the numbers of
+    segments; maker is None for an argument, reader is None if the function returns the value.
     """
 
     value: str
@@ -34,7 +34,10 @@ class Travel:
 
 @attrs.frozen
 class MultiMeshCost:
-    """The cost of a model under a layout of several meshes. meshes: that of each mesh, per device; travels: in a step."""
+    """The cost of a model under a layout of several meshes.
+
+    meshes: the cost of each mesh, per device; travels: the values that travel in a step.
+    """
 
     layout: str
     trains: bool

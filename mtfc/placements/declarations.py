@@ -60,7 +60,10 @@ class DeclaredPlacement:
 def declare_placements(
     decls: Iterable[ast.PlacementDecl], machines: Mapping[str, Machine | None], scope: Scope
 ) -> tuple[DeclaredPlacement, ...]:
-    """Return the placements whose declarations have no error. machines: those that the file declares, or None for an error."""
+    """Return the placements whose declarations have no error.
+
+    machines: the machines that the file declares; None for one with an error.
+    """
     places: dict[str, Span] = {}
     decls = [decl for decl in decls if scope.declare("placement", decl.name, places)]
     found = (_placement(decl, machines, scope) for decl in decls)

@@ -79,7 +79,7 @@ def best_strategy(
 
 @attrs.define(eq=False)
 class _Search:
-    """least: a lower bound of all strategies but the best. sets, simulated: numbers of sets and strategies that were visited."""
+    """A search for a proof. least: a bound of all strategies but the best. sets, simulated: the numbers of visited ones."""
 
     evaluator: StrategyEvaluator
     choices: Sequence[Sequence[Configuration]]
@@ -233,7 +233,7 @@ def placement_space(
 
     parts: the number of parts that an operator may have, if larger than the number of devices. Such a space is for
     evaluation, not for search. times: measured times of parts and transfers. is_limited: False if strategies may need more memory
-    than there is. operators: those of the program, if they are known.
+    than there is. operators: the operators of the program, if they are known.
     """
     compile_loops()
     graph = operators or operators_of(program)

@@ -106,7 +106,7 @@ class StepFigures:
 
 @attrs.frozen
 class Inspection:
-    """A step as compiled, beside its prediction. cost: that of the layout. seconds: the time of the compilation.
+    """A step as compiled, beside its prediction. cost: the cost of the layout. seconds: the time of the compilation.
 
     roads: by the keys of `ROADS`, the figures that are predicted; those of our own program; and of a function of JAX those of
     `plan.apply`, and of the user's function with the shardings of arguments and results alone. texts: of source files.

@@ -23,7 +23,7 @@ class TrainingStep:
     """A finished step. number: counted from 1. seconds: since the step before it ended.
 
     report: further scalars and short vectors of the step. evaluation: means over the evaluation data, if it ran after this step.
-    rate: tokens or examples a second. predicted: by the cost model, if a machine was named.
+    rate: tokens or examples a second. predicted: the prediction of the cost model, if a machine was named.
     """
 
     number: int
@@ -96,7 +96,7 @@ class EvaluationSummary:
 
 @attrs.frozen
 class TrainingSummary:
-    """The figures of a training run that has ended. steps: those of this run. first: the number of steps before this run.
+    """The figures of a training run that has ended. steps: the steps of this run. first: the number of steps before this run.
 
     evaluation: of a run that had ended before, or whose last step was skipped. best: the best checkpoint, if a metric says which
     one it is.

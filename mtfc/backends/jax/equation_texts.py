@@ -38,7 +38,7 @@ class NumberChain:
     """The end of a chain of equations with numbers.
 
     scales: True if the numbers are multiplied, False if they are added. number: all of them together, from the last barrier on.
-    last: the last equation. text: its text without a barrier.
+    last: the last equation. text: the text of that equation without a barrier.
     """
 
     scales: bool

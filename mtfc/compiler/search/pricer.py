@@ -177,9 +177,9 @@ MANY_EQUATIONS = 2000
 class LayersPricer:
     """Prices a model with repeated layers by two programs with fewer: see `repeated_layers.py`.
 
-    shorter, longer: the pricers of programs without these layers, and with one of them. number: of the layers. recomputing: the
-    pricer of the whole program if it computes values again, None if it does not. What is computed again is chosen for the whole
-    program.
+    shorter, longer: the pricers of programs without these layers, and with one of them. number: the number of the layers.
+    recomputing: the pricer of the whole program if it computes values again, None if it does not. What is computed again is
+    chosen for the whole program.
     """
 
     shorter: LayoutPricer

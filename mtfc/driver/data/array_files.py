@@ -134,7 +134,7 @@ def newest_checkpoint(path: Path) -> Path | None:
 
 
 def remote_steps(names: Collection[str], inside: str = f"{CHECKPOINTS}/") -> list[int]:
-    """Return the steps of the whole checkpoints in a remote folder, in order. names: of the files in the folder of the run."""
+    """Return the steps of the whole checkpoints in a remote folder, in order. names: the files in the folder of the run."""
     files = [name.removeprefix(inside) for name in names if name.startswith(inside)]
     folders = {file.partition("/")[0] for file in files if "/" in file}
     return sorted(int(each) for each in folders if each.isdecimal() and f"{each}/{UNFINISHED}" not in files)

@@ -544,7 +544,7 @@ class Road:
     def of(cls, name: str, function: Any, tree: Any, keys: Sequence[Any], draws: Any, mesh: Any) -> Road:
         """Return the road of a function of pytrees. keys: for each leaf the implementation of its random keys, or None.
 
-        mesh: of the function, or None.
+        mesh: the mesh of the function, or None.
         """
         from jax import export
 

@@ -77,7 +77,10 @@ Objective = Literal["time", "serial", "memory"]
 
 @attrs.frozen
 class Coverage:
-    """The primitives that every processor evaluates as a whole. share: of all FLOPs, and of all bytes read and written."""
+    """The primitives that every processor evaluates as a whole.
+
+    share: their share of all FLOPs, and of all bytes read and written.
+    """
 
     opaque: Mapping[str, int]
     lines: tuple[str, ...]
@@ -478,7 +481,7 @@ class FunctionSource:
         return found
 
     def _check_parameters(self, number: int) -> None:
-        """Raise `UsageError` if `--parameters` has the number of no argument. number: that of all arguments."""
+        """Raise `UsageError` if `--parameters` has the number of no argument. number: the number of all arguments."""
         wrong = [each for each in self.parameters or () if each >= number]
         if wrong:
             raise UsageError(

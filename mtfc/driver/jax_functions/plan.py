@@ -250,7 +250,7 @@ class Plan:
     def jit(self, function: Callable[..., Any] | None = None, **options: Any) -> Callable[..., Any]:
         """Return `apply(function)` under `jax.jit` with the plan's mesh and shardings. Arguments are placed as the plan says.
 
-        options: those of `jax.jit`, such as `donate_argnums`. Inside of another transformation, it is `apply`.
+        options: options of `jax.jit`, such as `donate_argnums`. Inside of another transformation, it is `apply`.
         """
         applied = self.apply(function)
         jitted = jax.jit(applied, out_shardings=self.out_shardings, **options)

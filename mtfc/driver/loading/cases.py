@@ -220,7 +220,10 @@ def check_multi_mesh(programs: Sequence[Program], layouts: Sequence[MultiMeshLay
 
 
 def _elsewhere(declared: MultiMeshLayout, programs: Sequence[Sequence[Program]]) -> Iterator[Diagnostic]:
-    """Yield E305 for `value` rules of a part for values that are not on its mesh. programs: those of each part, by model."""
+    """Yield E305 for `value` rules of a part for values that are not on its mesh.
+
+    programs: the programs of each part, by model.
+    """
     columns = zip(*programs, strict=True)
     known = [{name for each in column for name in ProgramIndex(each).by_path} for column in columns]
     for part, own in zip(declared.parts, known, strict=True):

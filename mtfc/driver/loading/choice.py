@@ -65,7 +65,7 @@ class Choice:
 
     layout: a name, or rules as text. mesh: a name, or a shape as text. settings: entries of the model's `train` block, each
     `KEY=VALUE`. passes: the passes that lower a program, as text or as passes, in place of the default ones.
-    source: what makes the program; None for a .mtf file. memory: see `memory_limit.py`.
+    source: the function of JAX or the graph that makes the program; None for a .mtf file. memory: see `memory_limit.py`.
     """
 
     model: str | None = None

@@ -308,7 +308,7 @@ class Saving:
     def save(self, step: int, state: Any, position: Any, last: TrainingStep | None, evaluates: bool) -> None:
         """Write a checkpoint while training goes on, and set the step of the next one. Raises what `Checkpoints.wait` raises.
 
-        position: of the data after the step. last: the last figures. evaluates: an evaluation of the state follows.
+        position: the position in the data after the step. last: the last figures. evaluates: an evaluation of the state follows.
         """
         assert self.checkpoints is not None
         before, now = self.about.step, monotonic()
@@ -357,7 +357,7 @@ class Saving:
         return f"the last checkpoint is {self.last}" if self.last else "there is no checkpoint yet"
 
     def _steps_of_minutes(self, seconds: float) -> int:
-        """Return the number of steps until the next checkpoint. seconds: of a step, as process 0 measures them."""
+        """Return the number of steps until the next checkpoint. seconds: the time of a step, as process 0 measures it."""
         from jax.experimental import multihost_utils
 
         assert self.minutes is not None

@@ -98,7 +98,10 @@ class BatchIterator:
 
 
 def place_in(starts: Array, number: int) -> tuple[int, int]:
-    """Return the file that has an example or document, and its number there. starts: of the files, and the number of all."""
+    """Return the file that has an example or document, and its number there.
+
+    starts: the first number of each file, and the number of all.
+    """
     file = int(np.searchsorted(starts, number, side="right")) - 1
     return file, number - int(starts[file])
 
@@ -374,7 +377,10 @@ class UserSteps:
         return self._source.takes_rest and self._shard is None
 
     def _check(self, input: DataInput, fitting: Fitting, rows: int | None) -> None:
-        """Report an array that is missing, or that does not fit. rows: those of the item, which may be fewer than a batch."""
+        """Report an array that is missing, or that does not fit.
+
+        rows: the number of rows of the item, which may be fewer than a batch.
+        """
         if self._source.has_examples(input):
             size = input.rows // self._shard[1] if self._shard else input.rows
             part = attrs.evolve(input.type.dims[0], size=rows if rows and rows < size else size)

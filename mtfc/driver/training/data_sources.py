@@ -574,7 +574,7 @@ def _next_document(state: Any) -> int:
 
 @attrs.frozen
 class Pieces:
-    """Cuts a document that is longer than a row, as a transformation of grain. length: of a row."""
+    """Cuts a document that is longer than a row, as a transformation of grain. length: the length of a row."""
 
     name: str
     length: int

@@ -121,7 +121,10 @@ def _first(found: Sequence[object], most: int = SHOWN_EXAMPLES) -> str:
 
 @attrs.frozen
 class DataPart:
-    """A source of a mixture. name: as given. dtype: that of tokens. files: the file at the path, or those of a directory."""
+    """A source of a mixture.
+
+    name: the name as given. dtype: the dtype of tokens. files: the file at the path, or those of a directory.
+    """
 
     name: str
     weight: float
@@ -347,7 +350,7 @@ class Records:
 def open_records(path: str, dtype: str | None, key: str) -> Records:
     """Open the documents of a file. Raises `CompileError` (E501), `UsageError` and `Unavailable`.
 
-    dtype: that of the numbers in records of bytes. key: the column or key of a document.
+    dtype: the dtype of the numbers in records of bytes. key: the column or key of a document.
     """
     file_size(path)
     if path.endswith(JSON_LINES):
@@ -538,7 +541,7 @@ class RecordColumn:
 def map_array_records(path: str, shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
     """Return the arrays of a file whose records are NPZ files or a `tf.train.Example`, by name.
 
-    shapes: of the inputs, without the batch: a `tf.train.Example` has none.
+    shapes: the shapes of the inputs, without the batch: a `tf.train.Example` has no shapes.
     """
     records = array_records(path)
     if not records.count:

@@ -67,7 +67,10 @@ def check_hosts(case: Case, hosts: Hosts) -> None:
 
 @attrs.frozen(eq=False)
 class Forward:
-    """The forward pass on devices. rows: of a batch. counts: output -> the output with its count, of those with a count."""
+    """The forward pass on devices.
+
+    rows: the number of rows of a batch. counts: output that is a mean -> output with its count.
+    """
 
     on_devices: JaxProgram
     rows: int

@@ -318,7 +318,7 @@ EVALUATIONS_FILE = "evaluations.json"
 class Evaluations:
     """The evaluations of a run. found: step -> means. patience: evaluations without a better one after which the run ends.
 
-    path: of the file, in the process that writes it. keeps: the checkpoint of the best evaluation stays.
+    path: the path of the file, in the process that writes it. keeps: the checkpoint of the best evaluation stays.
     """
 
     metric: Metric

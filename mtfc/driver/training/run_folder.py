@@ -227,7 +227,7 @@ class FiguresPart:
 class Mirror:
     """A run's folder on this machine, and the remote one. lock: the lease, in the process that leads.
 
-    steps: those of the whole remote checkpoints. parts: of the figures. sent: bytes of the figures that are there.
+    steps: the steps of whole remote checkpoints. parts: the files of figures. sent: bytes of the figures that are there.
     together: waits until all processes have come to a place, by its name.
     """
 

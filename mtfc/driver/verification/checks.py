@@ -78,7 +78,7 @@ def results(
     budget: float | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> Iterator[Any]:
-    """Yield the results of all checks, which run in children. budget: seconds for all of them. variables: of the environment.
+    """Yield the results of all checks, which run in children. budget: seconds for all of them. variables: environment variables.
 
     Checks that no other process can make run in this one, without a limit. Raises what a check raises.
     """
@@ -157,7 +157,7 @@ class _Child:
 
     @classmethod
     def start(cls, remade: Remade, first: int, variables: Mapping[str, str]) -> _Child:
-        """Start a child that makes the checks, and runs those from the first on. variables: of the environment."""
+        """Start a child that makes the checks, and runs those from the first on. variables: environment variables."""
         printed: IO[bytes] = TemporaryFile()  # noqa: SIM115
         connection, theirs = Pipe()
         with theirs:

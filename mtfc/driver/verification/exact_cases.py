@@ -98,7 +98,10 @@ def attention_passes(cases: Sequence[LayoutOnMesh]) -> tuple[Pass, ...]:
 def exact_case(
     program: Program, layout: str, compare: Callable[[], ExactResult], hint: str = ""
 ) -> ExactCase:
-    """Return an exact comparison of a function of JAX, if its size and its primitives allow one. hint: what to do otherwise."""
+    """Return an exact comparison of a function of JAX, if its size and its primitives allow one.
+
+    hint: advice where none is possible.
+    """
     size = elements(program)
     if size > QUICK:
         return ExactCase(program.name, layout, skipped=f"its values have {size:.1e} elements{hint}")
@@ -127,7 +130,10 @@ def elements(program: Program) -> int:
 
 
 def selections_of(options: VerifyOptions, sources: Sources, **others: bool) -> Iterable[Selection]:
-    """Return every model of the file with its layouts; one model if an option speaks of one. others: of `select`, for this."""
+    """Return every model of the file with its layouts; one model if an option speaks of one.
+
+    others: further arguments of `select`.
+    """
     choice = options.choice
     if choice.source is not None or choice.model or choice.settings or options.data or options.params:
         return [select(options.file, choice, sources, every_layout=True, **others)]

@@ -366,7 +366,7 @@ def interpreted(
     number: int = 0,
     evaluate: Evaluation | None = None,
 ) -> Arrays:
-    """Return the outputs of a function that is not distributed, by name. number: of the training step."""
+    """Return the outputs of a function that is not distributed, by name. number: the number of the training step."""
     from mtfc.backends.interpreter import interpret, meaning
 
     numbers = {a.value.name: number for a in function.arguments if a.role == "step"}

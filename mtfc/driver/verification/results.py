@@ -185,7 +185,7 @@ class Comparison:
     """An array of a layout beside the same array of the undistributed program.
 
     error: the largest absolute difference. scale: the largest absolute value of the undistributed array. bound: the largest
-    difference that passes for rounding. fault: what is wrong, or None.
+    difference that passes for rounding. fault: the mistake in words, or None.
     """
 
     error: float

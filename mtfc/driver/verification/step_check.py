@@ -454,7 +454,7 @@ def declaration(text: str, file: str, choice: Choice, model: str) -> ast.TrainDe
 class Situation:
     """A step from some parameters and states. batches: the micro-batches. what: the situation in words.
 
-    known: parameters and states. number: that of the step.
+    known: parameters and states. number: the number of the step.
     """
 
     what: str
@@ -465,7 +465,10 @@ class Situation:
 
 @attrs.define(slots=False, eq=False)
 class StepCheck:
-    """The comparison of one program. known: parameters and states after three steps. unchecked: what no situation shows."""
+    """The comparison of one program.
+
+    known: parameters and states after three steps. unchecked: the parts that no tried situation shows.
+    """
 
     step: DeclaredStep
     known: Arrays = attrs.field(factory=dict)

@@ -182,7 +182,10 @@ def _dim(rule: ast.SplitRule, scope: Scope) -> tuple[str | None, Span]:
 
 
 def _axis(rule: ast.SplitRule, axis: ast.Name, places: dict[str, Span], mesh: Mesh, scope: Scope) -> bool:
-    """Return True for an axis of the mesh that the rule has once; report any other (E304, E308). places: of the axes so far."""
+    """Return True for an axis of the mesh that the rule has once; report any other (E304, E308).
+
+    places: the places of the axes so far.
+    """
     if axis.text not in mesh.sizes:
         help = None if mesh.names else NOTHING_SPLIT
         return scope.unknown("E304", f"mesh `{mesh.name}` has no axis `{axis.text}`", axis, mesh.names, help)

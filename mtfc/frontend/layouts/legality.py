@@ -382,7 +382,7 @@ def no_predictions() -> Faster:
 class Advice:
     """Options of the warnings about layouts.
 
-    allowed: warnings that the file allows. several: True if the file has several models. trained: those that it trains.
+    allowed: warnings that the file allows. several: True if the file has several models. trained: the models that it trains.
     predictor: makes the function that predicts speedups, on demand.
     """
 

@@ -99,7 +99,7 @@ def _error_of_chunks(pipeline: Pipeline, loop: Dim, stages: int) -> str | None:
 def _error_of_cut(cut: ast.Degree, batch: Dim, number: int, mesh: Mesh, axes: Axes) -> str | None:
     """Return why a batch cannot be cut into micro-batches; None if it can.
 
-    axes: those that split the batch beside the stages.
+    axes: the axes that split the batch beside the stages.
     """
     name = cut.dim.text
     if number < 1:

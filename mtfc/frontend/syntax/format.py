@@ -291,7 +291,7 @@ class _EntryReader:
     def comment(self, text: str, newlines: int) -> None:
         """Put a comment behind the entry on its line, behind the opening bracket, or on a line of its own.
 
-        newlines: those before it.
+        newlines: the number of newlines before it.
         """
         last = self.done[-1] if self.done else None
         if self.parts:

@@ -209,8 +209,8 @@ def _of_op(
 ) -> Builtin:
     """Return the function that applies an op, whose record says which kinds its attributes have.
 
-    names: the attributes that the arguments behind the operands give. defaults: those that keywords may give. fixed: the others.
-    indices: the number of an operand for which a number is i32.
+    names: the attributes that the arguments behind the operands give. defaults: the attributes that keywords may give.
+    fixed: all other attributes. indices: the number of an operand for which a number is i32.
     """
     op = usage.partition("(")[0]
     known = TOGETHER | {

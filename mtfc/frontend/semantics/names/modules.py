@@ -58,7 +58,7 @@ class Loader:
         return self._of_file(file, file.span, "", sizes)
 
     def _of_file(self, file: ast.File, place: Span, module: str, sizes: Sizes) -> Scope:
-        """Return a scope with the declarations of a file. place: that of its import."""
+        """Return a scope with the declarations of a file. place: the place of its import."""
         path = str(PurePath(file.span.file))
         self.loading[path] = place
         scope = Scope(self.reports, frozenset(_doubtful(file)), module)

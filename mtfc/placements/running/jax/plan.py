@@ -38,7 +38,7 @@ Seed = Callable[[int], str]
 class ModulePlan:
     """The graphs of a placed program and the pieces of its arrays.
 
-    step: the operators of a training step; None without training. forward: those outside of training. lowered: the
+    step: the operators of a training step; None without training. forward: the operators outside of training. lowered: the
     undistributed program, which says what functions there are. inside: the program in training, before differentiation.
     parameters, inputs: the pieces of each, by the user's name.
     """
