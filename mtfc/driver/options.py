@@ -218,8 +218,8 @@ class ExchangeOptions(FileOptions):
 class ChainOptions:
     """The options of a search for placements; None for its default.
 
-    starts: names of strategies to start from. proposals: of each chain. dimensions: kinds of parallelism, as in `S,O,A,P`.
-    one_dimension: True to split each operator in at most one dimension. simulation: `delta` or `full`.
+    starts: names of strategies to start from. proposals: the most of each chain. dimensions: kinds of parallelism, as in
+    `S,O,A,P`. one_dimension: True to split each operator in at most one dimension. simulation: `delta` or `full`.
     """
 
     beta: float | None = None

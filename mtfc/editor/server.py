@@ -101,7 +101,7 @@ class _Protocol(LanguageServerProtocol):
 
 @attrs.frozen
 class View:
-    """A buffer with what requests about it need."""
+    """An open file for the answer to one request: its text, the texts of other files, its project and its declarations."""
 
     buffer: TextBuffer
     texts: OpenTexts

@@ -635,7 +635,10 @@ def _regions_used(bundle: int, parameter: int, placement: FlatPlacement) -> Any:
 
 @jit_internal
 def _region_number(bounds: Array, count: int, numbers: Array, begin: int, likely: int) -> int:
-    """Return the region with the bounds that begin at `begin` among numbers, or else `count`."""
+    """Return the number of the region whose bounds stand in `numbers` from `begin` on; `count` if there is none.
+
+    likely: the region to compare first.
+    """
     for k in range(count):
         region = (likely + k) % count
         is_same = True

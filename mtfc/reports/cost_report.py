@@ -303,7 +303,7 @@ def _leading(layouts: Sequence[LayoutFormulas]) -> Iterator[str]:
 
 
 def _pieces(formula: str) -> list[str]:
-    """Return the terms of the text, each with its sign."""
+    """Return the terms of a formula's text, each with its sign."""
     return re.split(" (?=[+-] )", formula)
 
 

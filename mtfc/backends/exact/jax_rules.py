@@ -89,6 +89,7 @@ Rule = Callable[..., Any]
 
 
 def _elementwise(name: str) -> Rule:
+    """Return the rule of a primitive that is an elementwise function of NumPy."""
     return lambda run, eqn, *operands: applied(name, *operands)
 
 

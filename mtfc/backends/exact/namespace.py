@@ -55,6 +55,7 @@ class Elementwise:
         self.name = name
 
     def __call__(self, *operands: Any, **options: Any) -> Any:
+        """Apply the function to arrays of residues, or to plain numbers as NumPy does."""
         if not any(isinstance(x, ExactArray) for x in operands):
             return getattr(np, self.name)(*operands, **options)
         return applied(self.name, *operands)

@@ -62,6 +62,7 @@ class Fitting:
         self.diagnostics = Diagnostics()
 
     def error(self, code: str, message: str, span: Span | None = None, help: str | None = None) -> None:
+        """Add a diagnostic about the file. span: another place, if there is one."""
         self.diagnostics.add(code, message, span or whole(self.path), help=help)
 
     def missing(

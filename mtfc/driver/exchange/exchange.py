@@ -238,6 +238,7 @@ class _Tensors:
             self.diagnostics.add("E505", message, whole(self.path), help=help)
 
     def _is_ignored(self, name: str) -> bool:
+        """Return True if the map of weights says to leave out a tensor."""
         return any(fnmatchcase(name, pattern) for pattern in self.weight_map.ignore)
 
     def _numbers(self, rule: Rule, names: Iterable[str]) -> list[dict[str, str]]:

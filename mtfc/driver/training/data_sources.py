@@ -103,7 +103,7 @@ def open_source(
 
 
 def _is_function(spec: str) -> bool:
-    """Return True for `MODULE:FUNCTION`; a name before the colon that is a file is that of a file of tokens."""
+    """Return True for `MODULE:FUNCTION`, and False for a file of tokens such as `tokens.bin:uint16`."""
     match = FUNCTION.fullmatch(spec)
     return match is not None and match[2] not in TOKEN_DTYPES and not Path(match[1]).exists()
 

@@ -64,6 +64,7 @@ class CollectiveTables:
 
     @cached_property
     def degrees(self) -> Seconds:
+        """The number of shards for each set of axes, by its mask."""
         return np.array([degree(mask, self.mesh) for mask in range(1 << len(self.mesh.axes))], np.float64)
 
     @cached_property
