@@ -442,6 +442,7 @@ def answered(request: Request) -> object:
 
 
 def framed(message: object) -> bytes:
+    """Return the bytes of a message, after their number, as `received` reads them."""
     data = pickle.dumps(message)
     return LENGTH.pack(len(data)) + data
 

@@ -444,6 +444,7 @@ def refusing() -> Iterator[None]:
 
 @feature(lsp.TEXT_DOCUMENT_HOVER)
 async def show_hover(view: View, params: lsp.HoverParams) -> lsp.Hover | None:
+    """Explain the name, keyword or op at the cursor, with figures of the layouts where they are known."""
     line, column = view.buffer.place(params.position)
     found = view.at(params.position)
     word = view.buffer.line(line)

@@ -366,7 +366,7 @@ def _reaches(equations: Sequence[Equation]) -> Iterator[Terms]:
 
 
 def _windows(equations: Iterable[Equation]) -> Iterator[Terms]:
-    """Yield the dimensions that windows go over: the source, its terms by window and kernel, and the elements besides."""
+    """Yield the terms of each dimension that windows go over: the stride times the window, and the dilation times the kernel."""
     for eqn in equations:
         if has_trait(eqn, "window") or has_trait(eqn, "fold"):
             g = geometry(eqn.attrs)

@@ -86,6 +86,7 @@ def everything_in(program: Program, dtype: str) -> Program:
 
 
 def _retyped(program: Program, retyping: Retyping) -> Program:
+    """Return the program with other dtypes in its functions and for its stored parameters."""
     parameters = tuple(_stored_as(parameter, retyping.stored) for parameter in program.parameters)
     return attrs.evolve(program.map_functions(retyping.function), parameters=parameters)
 

@@ -139,6 +139,7 @@ def has_convolution(function: Function) -> bool:
 
 
 def _number(function: Function) -> int:
+    """Return the number of draws: fewer for a function that computes many elements."""
     return max(LEAST, min(MOST, WORK // max(computed_elements(function.body, PER_EQUATION), 1)))
 
 

@@ -312,7 +312,7 @@ class _Import:
     def __init__(self, flat: Flat, linker: Linker, roles: Sequence[Role], place: Span) -> None:
         """Start a program.
 
-        flat: the steps. linker: the axes. roles: those of the arguments. place: the line of the function.
+        flat: the steps. linker: knows the axes. roles: the role of each argument. place: the line of the function.
         """
         self.flat, self.roles, self.place = flat, roles, place
         self.build = Builder(Names())

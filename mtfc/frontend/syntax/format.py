@@ -142,6 +142,7 @@ def _text(parts: Parts, indent: int, tail: int) -> str:
 
 
 def _group(group: Bracket, indent: int, room: int) -> str:
+    """Return the text of a bracket: on one line if it fits into `room` characters, else with each entry on its own line."""
     if (not group.is_broken and len(_flat_group(group)) <= room) or not (group.entries or group.comment):
         return _flat_group(group)
     first = f"{group.opener}  {group.comment}" if group.comment else group.opener

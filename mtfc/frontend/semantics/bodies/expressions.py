@@ -352,6 +352,7 @@ class Expressions:
         return results
 
     def _name(self, op: str, path: str | None) -> str:
+        """Return a new name for a result: after its variable, or after the op if it has none."""
         return self.block.names.fresh(op) if path is None else self.block.variables.of_variable(path)
 
     def _refused(
