@@ -27,6 +27,7 @@ DEFAULTS = {"output": STANDARD, "backend": "jax"}
 
 
 def run(options: Options) -> None:
+    """Measure this machine for a hardware file, or the operators of a model with `--operators`."""
     if options.operators is not None:
         _operators(options)
         return

@@ -48,6 +48,7 @@ NO_JAX = f"unknown without JAX: {installing('jax')}"
 
 
 def run(options: Options) -> int:
+    """Show which packages and devices are there; return the exit status."""
     record = _examine()
     options.print(lambda: record, lambda: "\n".join(_lines(record)))
     return OK if record["ok"] else ENVIRONMENT

@@ -46,6 +46,7 @@ def figures_line(number: str, seconds: float) -> Iterator[None]:
     until = monotonic() + seconds
 
     def report(activity: str, best: float | None, bound: float | None) -> None:
+        """Show the activity, the best result and its lower bound so far, and the seconds that are left."""
         figures = (("best", best), ("at least", bound))
         known = [f"{name} {each:{number}}" for name, each in figures if each is not None]
         show_figures(", ".join([activity, *known, f"{max(until - monotonic(), 0.0):.0f} s left"]))

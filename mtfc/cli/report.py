@@ -27,6 +27,7 @@ REQUIRED = "output"
 
 
 def run(options: Options) -> None:
+    """Write the report of a model as a page."""
     to = options.check_outputs("-o")
     page = _page(options)
     write_text(options.output, page.html)

@@ -44,10 +44,12 @@ RECORDS = (RunOptions,)
 
 
 def run(options: Options) -> int:
+    """Run or train a model on drawn or given data; return the exit status."""
     to = report_to(options.save)
     given = options.record(RunOptions, generation=_generation(options))
 
     def show(step: StepRecord) -> None:
+        """Print a line for a step of training; JSON has all steps at the end."""
         if options.format == "text":
             print(step_text(step), file=to, flush=True)
 

@@ -296,6 +296,7 @@ def generated_places(source: str, function: Function) -> Callable[[Frames], Span
     texts = {file: part.splitlines() for file, part in parts(source)}
 
     def above(lines: Sequence[str], number: int) -> Span | None:
+        """Return the place in the nearest comment above a line that is indented no deeper; None without one."""
         indent = len(lines[number - 1]) - len(lines[number - 1].lstrip())
         for line in reversed(lines[:number]):
             comment = line.lstrip().removesuffix(", backward").removesuffix(", update")

@@ -271,6 +271,7 @@ class Worker:
                 return Failed(f"the computation ended without an answer: {error}")
 
     async def _answer(self, request: Request) -> object:
+        """Send a request to the process, which is started if none runs, and return its answer."""
         if self._process is None or self._process.returncode is not None:
             pipe = asyncio.subprocess.PIPE
             self._process = await asyncio.create_subprocess_exec(*COMMAND, stdin=pipe, stdout=pipe)
@@ -358,6 +359,7 @@ class FiguresQueue:
                     await wish.changed.wait()
 
     async def _run(self) -> None:
+        """Compute the wished cases one after the other; those of the file that changed last come first."""
         while (found := self._next()) is not None:
             file, wish, case = found
             request = Request(wish.texts, partial(case_figures, file, *case, wish.target))

@@ -165,6 +165,7 @@ class Server(LanguageServer):
             self._checker = asyncio.get_running_loop().create_task(self._check_all())
 
     async def _check_all(self) -> None:
+        """Check files whose texts have changed until none is left, and publish the diagnostics."""
         while self._is_dirty:
             self._is_dirty = False
             texts = self.documents.texts()
@@ -281,6 +282,8 @@ def feature(method: str, options: object = None) -> Callable[[Handler], Callable
     """Register a handler. A document that does not exist has no answer; an error in the handler is logged, and has none."""
 
     def register(handler: Handler) -> Callable[[Any], Any]:
+        """Register a handler of requests about an open file; for a file that is not open the answer is None."""
+
         async def answer_later(params: Any) -> Any:
             with logged(method):
                 view = server.view(params.text_document.uri)
@@ -416,6 +419,7 @@ def prepare_rename(view: View, params: lsp.PrepareRenameParams) -> lsp.PrepareRe
 
 @feature(lsp.TEXT_DOCUMENT_RENAME, lsp.RenameOptions(prepare_provider=True))
 async def rename(view: View, params: lsp.RenameParams) -> lsp.WorkspaceEdit | None:
+    """Return the edits that rename the symbol at the cursor in all open files."""
     found = view.at(params.position)
     if found is None:
         return None
@@ -529,6 +533,7 @@ def formatting(view: View, params: lsp.DocumentFormattingParams) -> list[lsp.Tex
 
 @feature(lsp.TEXT_DOCUMENT_INLAY_HINT)
 async def inlay_hints(view: View, params: lsp.InlayHintParams) -> list[lsp.InlayHint]:
+    """Return hints with figures of the chosen layouts for the lines on the screen."""
     known = await server.figures_for(view, server.chosen_cases(view), HINTS_WAIT)
     first, last = params.range.start.line + 1, params.range.end.line + 1
     return hover.hints(view.file, known, view.buffer, first, last)
@@ -536,6 +541,7 @@ async def inlay_hints(view: View, params: lsp.InlayHintParams) -> list[lsp.Inlay
 
 @feature(lsp.TEXT_DOCUMENT_CODE_LENS, lsp.CodeLensOptions())
 async def code_lens(view: View, params: lsp.CodeLensParams) -> list[lsp.CodeLens]:
+    """Return the lines above models and layouts: figures, and commands to choose and to search."""
     cases = server.cases(view)
     await server.figures_for(view, cases, HINTS_WAIT)
     chosen = dict(server.chosen_cases(view))
@@ -547,6 +553,7 @@ async def code_lens(view: View, params: lsp.CodeLensParams) -> list[lsp.CodeLens
 
 @feature(lsp.TEXT_DOCUMENT_CODE_ACTION, lsp.CodeActionOptions([lsp.CodeActionKind.QuickFix]))
 async def code_actions(view: View, params: lsp.CodeActionParams) -> list[lsp.CodeAction]:
+    """Return the fixes at a place, unless the editor wants other kinds of actions."""
     wanted = params.context.only
     if wanted and not any(
         lsp.CodeActionKind.QuickFix.value.startswith(getattr(o, "value", o)) for o in wanted
@@ -583,6 +590,7 @@ def command(
     """Register a command, whose arguments are texts; those after the required ones may be left out."""
 
     def register(handler: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        """Register a handler of a command; its first `required` arguments have to be strings."""
         count = len(inspect.signature(handler).parameters)
 
         async def answer(*arguments: Any) -> Any:

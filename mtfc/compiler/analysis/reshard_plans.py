@@ -160,6 +160,7 @@ def _direct(source: TensorType, target: TensorType, mesh: Mesh) -> tuple[float, 
     now = source
 
     def add(collective: CollectiveDef, after: TensorType, **attributes: Attr) -> None:
+        """Append a step that changes the current type to `after`."""
         nonlocal now
         steps.append(ReshardStep(collective, tuple(attributes.items()), now, after))
         now = after

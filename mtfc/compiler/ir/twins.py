@@ -75,6 +75,8 @@ def on_twins(small: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callab
     """
 
     def decorated(function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function for values with twins."""
+
         @wraps(function)
         def call(*args: Any, **options: Any) -> Any:
             programs = range(_number_of_programs(*args))

@@ -117,6 +117,7 @@ class DotJoiner:
         }
 
         def joined(build: Builder, eqn: Equation) -> Sequence[Value] | None:
+            """Return a sum with its dots joined into fewer ones; None for other equations."""
             if not _is_addition(eqn) or eqn.result in inner:
                 return None
             leaves = list(_leaves(eqn, makers, inner))

@@ -162,6 +162,7 @@ class Retyping:
         given, dtypes = dict(zip(region.arguments, operands, strict=True)), dict[str, str]()
 
         def argument_of(argument: Argument) -> Argument:
+            """Return an argument of the region with the type of the loop's operand."""
             operand = given[argument]
             type = sliced_type(operand.type, dim) if argument.role == "sliced" else operand.type
             value = Value(self.builder.names.fresh(argument.value.name), type)
@@ -173,6 +174,7 @@ class Retyping:
             return attrs.evolve(argument, value=value)
 
         def output_of(output: Output) -> Output:
+            """Return an output of the region, cast to the dtype of the variable that it updates."""
             value = self.new[output.value]
             value = self.builder.cast(value, dtypes.get(output.updates or "", value.type.dtype))
             return attrs.evolve(output, value=value)

@@ -460,6 +460,7 @@ class StageBody:
         """Return the values of a region that differ between stages if some arguments do, also through carries."""
 
         def inside(given: set[Value]) -> set[Value]:
+            """Return the given values, and the results that differ between stages because of them."""
             found = set(given)
             for eqn in region.body:
                 found.update(self._varying_results(eqn, found))

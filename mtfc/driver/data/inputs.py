@@ -345,6 +345,7 @@ def draw_batch(
     several = frozenset(name for name, type in types.items() if type.dims and number > 1)
 
     def drawn(name: str, type: TensorType) -> Array:
+        """Return the numbers of an input; those of several micro-batches one after the other."""
         entropy, bound = [seed, crc32(name.encode())], index_bound(name, function.body) or 2
         others = range(1, number) if name in several else ()
         first, *rest = (

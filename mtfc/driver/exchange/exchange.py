@@ -120,6 +120,7 @@ def _exported(links: Sequence[TensorLink], ours: Mapping[str, StoredArray]) -> d
     held: dict[str, Array] = {}
 
     def values(names: Sequence[str]) -> dict[str, Array]:
+        """Return parameters by name, and keep them until others are wanted."""
         if not held.keys() >= set(names):
             held.clear()
             held.update({name: ours[name].read() for name in names})
@@ -146,6 +147,7 @@ def _imported(
             places[part.parameter.name].append((link, part))
 
     def stored(parameter: Parameter) -> StoredArray:
+        """Return a parameter, which is read later from the arrays that its elements come from."""
         shape = tuple(dim.size for dim in parameter.type.dims)
         dtype = _common(theirs[link].dtype for link, _ in places[parameter.name])
 

@@ -164,6 +164,7 @@ def of_any_functions(tree: Any) -> Any:
     """
 
     def free(static: Any) -> Any:
+        """Return a static argument with a wildcard in the place of each function."""
         if type(static) is tuple:
             return tuple([free(each) for each in static])
         return AnyFunction() if _is_function(static) else static
@@ -541,6 +542,7 @@ def _scanned(eqn: Any, operands: Sequence[Any], body: Body, constrain: Constrain
     consts, carries = scan_counts(params)
 
     def iteration(carry: Any, xs: Any) -> tuple[list[Any], list[Any]]:
+        """Compute one iteration with constraints; return what it carries on, and its slices of results."""
         given = [*operands[:consts], *carry, *xs]
         found = _evaluated(params["jaxpr"], given, iter(body.steps), constrain)
         return found[:carries], found[carries:]

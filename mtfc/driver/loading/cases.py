@@ -200,6 +200,7 @@ class PlacementCase(CaseOnDevices):
         )
 
     def _program(self, program: Program, of: str = "step") -> PlacedProgram:
+        """Return the program placed part by part on devices. of: the function."""
         from mtfc.placements.running.placed_program import PlacedProgram
 
         return PlacedProgram(program, self.placement, self.declared, of)

@@ -460,6 +460,7 @@ def dividing(layout: Layout, mesh: Mesh, sizes: Mapping[str, int]) -> Layout:
     """Return the layout without the rules whose axes do not divide the dimension."""
 
     def kept(rules: Rules) -> Rules:
+        """Return the rules whose axes divide the dimension's size."""
         return Rules(
             tuple((dim, axes) for dim, axes in rules.axes if not sizes.get(dim, 0) % mesh.size(axes))
         )

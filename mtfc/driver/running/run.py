@@ -505,6 +505,7 @@ def delayed_interrupt(message: str) -> Iterator[None]:
     came = False
 
     def note(*_: object) -> None:
+        """Remember the first signal, and leave a second one to the system."""
         nonlocal came
         came = True
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -124,6 +124,7 @@ class PipelineSearch:
         known: dict[Plan, Fits] = {}
 
         def fits(plan: Plan) -> Fits:
+            """Return the bytes that a plan has too many, and its value; each plan is compiled once."""
             if plan not in known:
                 price = tried.offer(*plan)
                 known[plan] = max(0.0, price.tiled - tried.room), value_of(price, tried.objective)

@@ -497,6 +497,7 @@ def _device_checks() -> Any:
     jnp = jax.numpy
 
     def run(arrays: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Return True if all arrays are finite, and the checksum of each."""
         floats = [x for x in arrays.values() if jnp.issubdtype(x.dtype, jnp.floating)]
         finite = jnp.all(jnp.stack([jnp.isfinite(x).all() for x in floats])) if floats else True
         return finite, {name: _sum_of_bits(x) for name, x in arrays.items()}

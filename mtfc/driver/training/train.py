@@ -511,6 +511,7 @@ class ProfiledSteps(Sink):
         say(f"the profile of {self.seen - self.before} steps is in {self.folder}")
 
     def _named(self) -> AbstractContextManager[None]:
+        """Report faults of writing the profile as a lack of the environment."""
         what = f"cannot write a profile to {self.folder}"
         return raised_as(
             Unavailable, what, RuntimeError, ValueError, OSError

@@ -206,6 +206,7 @@ def with_twins(
     )
 
     def attributes(eqn: Equation) -> Mapping[str, Any]:
+        """Return the attributes of an equation, with twins for those that depend on sizes."""
         found = dict(eqn.attrs)
         for key, value in eqn.attrs.items():
             if (eqn, key) in sizes[0].numbers:

@@ -337,6 +337,7 @@ def jax_gradients(reference: Reference) -> Mapping[str, Comparison]:
     inputs = module.shard(dict(reference.batches[0]), module.INPUTS)
 
     def objective(varying: Mapping[str, Any]) -> Any:
+        """Return the sum of the minimized outputs for varying arrays."""
         given = [{**part, **{k: v for k, v in varying.items() if k in part}} for part in (params, inputs)]
         results = module.forward(*given)
         return sum(results[name].sum() for name in minimized)

@@ -72,6 +72,7 @@ def _some(*numbers: Callable[[Any], float]) -> Callable[[Any, Any, Any], None]:
     """Write each number at one place."""
 
     def change(flat: Any, generator: Any, limits: Any) -> None:
+        """Put the numbers at random places of an array."""
         places = generator.permutation(flat.size)[: len(numbers)]
         for place, number in zip(places, numbers, strict=False):
             flat[place] = number(limits)

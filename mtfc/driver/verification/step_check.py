@@ -313,6 +313,7 @@ class DeclaredStep:
         (g_name,) = (a.value.name for a in update.arguments if a.role == "input")
 
         def rule(p: Any, g: Any, states: Arrays) -> Updated:
+            """Return a parameter and its states after the update that the file declares."""
             found = _called(update, self.reference, {**states, p_name: p, g_name: g, "the number": number})
             new = {str(o.updates): found[o.name] for o in update.outputs}
             return new.pop(p_name), new

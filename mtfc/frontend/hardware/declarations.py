@@ -145,6 +145,7 @@ def figure_within(expected: str, fits: Callable[[float], bool], kind: type[float
     """Return a function that reads a number that fits. expected: words for these numbers."""
 
     def read(figure: ast.HardwareFigure, scope: Scope) -> float | None:
+        """Return the number of a figure; report one that does not fit."""
         if isinstance(figure.value, ast.HardwareFigures | ast.Tuple | ast.DeviceList):
             return wrong_figure(figure, expected, scope)
         value = number(figure.value, scope)
@@ -180,6 +181,7 @@ def word(*words: str) -> Read:
     """Return a function that reads one of some words."""
 
     def read(figure: ast.HardwareFigure, scope: Scope) -> str | None:
+        """Return the word of a figure; report any other."""
         text = figure.value.text if isinstance(figure.value, ast.Name) else None
         if text not in words:
             wrong_figure(figure, f"one of: {', '.join(words)}", scope)
@@ -233,6 +235,7 @@ def _table(expected: str, is_key: Callable[[ast.Name, Scope], bool], read: Read)
     """
 
     def read_table(figure: ast.HardwareFigure, scope: Scope) -> dict[str, Any] | None:
+        """Return the figures of a table by key; report one that is empty or wrong."""
         if not isinstance(figure.value, ast.HardwareFigures) or not figure.value.entries:
             return wrong_figure(figure, expected, scope)
         places: dict[str, Span] = {}
@@ -255,6 +258,7 @@ def _record(
     """
 
     def read(figure: ast.HardwareFigure, scope: Scope) -> Any:
+        """Return the object that the entries describe; report entries that are missing or wrong."""
         given = figure.value.entries if isinstance(figure.value, ast.HardwareFigures) else None
         if given is None or not (given or needed):
             return wrong_figure(figure, expected, scope)

@@ -572,6 +572,7 @@ class Flattener:
         return tuple(x if isinstance(x, Empty) else copies.get(x, x) for x in operands)
 
     def _operand(self, v: Any, env: Env) -> Operand | Empty:
+        """Return the operand for a variable or a literal of a jaxpr."""
         if hasattr(v, "val"):
             return self._counted(v.val) or self._constant(v.val)
         return env[v]

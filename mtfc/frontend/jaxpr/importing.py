@@ -372,6 +372,7 @@ class _Import:
         return Leaf(name, path, var.shape, var.dtype, dims, role, var.key, constant)
 
     def _argument(self, leaf: Leaf, var: Var) -> Argument:
+        """Return the argument of the program for an array that the function takes."""
         value = Value(leaf.name, TensorType(leaf.dtype, leaf.flat_dims))
         self.emitter.known[var] = value
         inner = frozenset(dim for dims in leaf.dims for dim in [each for each in dims if each.size > 1][1:])

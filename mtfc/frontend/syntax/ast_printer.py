@@ -23,6 +23,7 @@ def _lines(node: ast.Node, label: str, depth: int) -> Iterator[str]:
 
 
 def _fields(node: ast.Node) -> Iterator[tuple[str, Any]]:
+    """Yield the fields of a node that hold something, without its span."""
     for name in node.fields:
         value = getattr(node, name)
         if name != "span" and value is not None and value != ():
@@ -43,6 +44,7 @@ def to_json(node: ast.Node) -> dict[str, Any]:
 
 
 def _json(value: object) -> object:
+    """Return nodes, tuples and plain values as JSON has them."""
     if isinstance(value, ast.Node):
         return to_json(value)
     return [_json(item) for item in value] if isinstance(value, tuple) else value

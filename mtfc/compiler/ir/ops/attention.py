@@ -130,6 +130,7 @@ def _gradient_types(wanted: Callable[[Sequence[TensorType], Attrs], Sequence[Ten
     """
 
     def infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, ...]:
+        """Return the types of the gradients. Raises `OpError` unless the last four operands fit the forward pass."""
         result, number, _ = _results(types[:-4], attributes)
         if tuple(types[-4:]) != (number, number, result, number):
             raise OpError(f"the gradient of attention has operands {', '.join(map(str, types[-4:]))}")

@@ -138,6 +138,7 @@ def mapped_call(
 
 @cache
 def _compiled(*given: Any) -> Callable[..., Any]:
+    """Return a compiled call of an imported function."""
     import jax
 
     return jax.jit(partial(applied_call, *given))

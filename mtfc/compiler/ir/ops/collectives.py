@@ -77,6 +77,7 @@ def _with_suffix(type: TensorType, dim: str, eqn: Equation, mesh: Mesh) -> Axes:
 
 
 def _dim(eqn: Equation, key: str = "dim") -> str:
+    """Return the name of the dimension in an attribute."""
     dim = eqn.attrs[key]
     assert isinstance(dim, Dim)
     return dim.name

@@ -138,6 +138,7 @@ def _evaluate(function: Callable[..., Any]) -> Callable[..., Any]:
     """Make the evaluation of an elementwise op from a function of arrays: operands get the axes of the result."""
 
     def evaluate(shard: Shard, *arrays: Any) -> Any:
+        """Apply the function to arrays whose axes are aligned with those of the result."""
         target = shard.eqn.result.type.names
         operands = zip(arrays, shard.eqn.operands, strict=True)
         return function(shard.np, *(align(a, v.type.names, target) for a, v in operands))
@@ -307,6 +308,7 @@ def numpy_dtype(np: Any, dtype: str) -> Any:
 
 
 def _erf(np: Any, x: Any) -> Any:
+    """Compute the error function, which NumPy has not, with SciPy."""
     from scipy.special import erf
 
     return erf(x).astype(x.dtype)

@@ -130,6 +130,7 @@ def _number_text(draw: str) -> Callable[[Code], str]:
     """
 
     def text(code: Code) -> str:
+        """Return the expression of the drawn numbers in the dtype of the result."""
         drawn, dtype = _drawing(code, draw), code.eqn.result.type.dtype
         if draw == "uniform" and dtype in BELOW_ONE:
             drawn = f"np.minimum({drawn}, {BELOW_ONE[dtype]})"

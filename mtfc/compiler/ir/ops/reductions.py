@@ -110,6 +110,7 @@ def _numpy_text(function: str) -> Callable[[Code], str]:
     """
 
     def text(code: Code) -> str:
+        """Return the call of NumPy; sums and products of 16-bit numbers are computed in 32 bits."""
         call = f"np.{function}({code.args[0]}, axis={axes_text(code)}"
         if function not in ACCUMULATING:
             return f"{call})"
@@ -123,6 +124,7 @@ def _jax_text(function: str) -> Callable[[Code], str]:
     """Pass the dtype of integer sums: JAX sums integers in 64 bits where they are enabled. It sums 16-bit floats in 32 bits."""
 
     def text(code: Code) -> str:
+        """Return the call of JAX; sums and products of whole numbers keep their dtype."""
         whole = function in ACCUMULATING and code.eqn.result.type.dtype not in FLOATS
         dtype = f", dtype={code.dtype}" if whole else ""
         return f"jnp.{function}({code.args[0]}, axis={axes_text(code)}{dtype})"

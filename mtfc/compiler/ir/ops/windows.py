@@ -122,6 +122,7 @@ def _check(g: Geometry) -> None:
 
 
 def _with_dims(type: TensorType, dims: Sequence[Dim]) -> tuple[TensorType]:
+    """Return the type with other dimensions. Raises `OpError` for a name that comes twice."""
     if len(set(dims)) != len(dims):
         raise OpError(f"the result would have a dimension twice: [{', '.join(dim.name for dim in dims)}]")
     return (TensorType(type.dtype, tuple(dims)),)

@@ -81,6 +81,7 @@ def taken_by(name: str, **attributes: Attr) -> Accepts:
     """Return the test whether an op takes the dtypes of a step's operands."""
 
     def accepts(step: AppliedPrimitive) -> bool:
+        """Return True if the op takes operands of these dtypes."""
         try:
             return bool(OPS[name].infer([TensorType(x.dtype, ()) for x in step.operands], attributes))
         except OpError:

@@ -402,6 +402,7 @@ def _link_top_k(linker: Linker, step: AppliedPrimitive) -> None:
 
 
 def _is_plain_top_k(step: AppliedPrimitive) -> bool:
+    """Return True for a `top_k` of numbers along the last axis."""
     return (
         step.params.get("axis", -1) in (-1, len(step.operands[0].shape) - 1)
         and step.operands[0].dtype in NUMBERS

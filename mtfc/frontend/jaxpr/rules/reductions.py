@@ -162,6 +162,7 @@ def _emit_convolution(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence
     own = step.axes(1)
 
     def size_of_window(n: int) -> Dim:
+        """Return the kernel's dimension along window n, after its factors are merged into one."""
         nonlocal kernel
         kernel, size = emitter.merged(kernel, own, numbers.rhs_spec[2 + n])
         return size
@@ -219,6 +220,7 @@ def _pooling(op: str) -> PrimitiveRule:
     """Return the rule of a reduction over windows, such as max pooling."""
 
     def emit(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
+        """Append the reduction over the windows."""
         result = step.results[0]
         value = emitter.operand(step, 0)
         value, kernels, outs = _pooled(emitter, step, value, result.axes, FILLS[op])

@@ -134,6 +134,7 @@ def axes_of_parts(axes: Axes, parts: Sequence[StridedPart]) -> Axes:
 
 
 def _link_slice(linker: Linker, step: AppliedPrimitive) -> None:
+    """Give the result the axes of the parts that a slice takes."""
     (x,), (result,) = step.operands, step.results
     linker.give(result, axes_of_parts(x.axes, _parts_of_slice(step)))
     result.repeated = x.repeated

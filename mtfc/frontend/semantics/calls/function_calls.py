@@ -530,6 +530,7 @@ class Bindings:
 
 
 def type_of(given: GivenArgument) -> ast.Type:
+    """Return the declared type of a matched argument."""
     type = given.argument.type
     assert type is not None, "only arguments with a type are matched"
     return type

@@ -286,6 +286,7 @@ def _report_cycle(cycle: list[ast.Name], scope: Scope) -> None:
 
 
 def _names(node: ast.Node) -> Iterator[str]:
+    """Yield the names in an expression."""
     if isinstance(node, ast.Name):
         yield node.text
     for child in children(node):

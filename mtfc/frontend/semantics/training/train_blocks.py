@@ -141,6 +141,7 @@ class _TrainBlock:
             return
 
     def _report_missing(self) -> None:
+        """Report (E409) that no optimizer updates the parameters that are left."""
         what = f" for parameter `{self.groups.rest[0]}`" if self.decl.groups else ""
         help = "add `optimizer = sgd(learning_rate = 0.1)`"
         message = f"this `train` block has no optimizer{what}"
@@ -446,12 +447,14 @@ class _Loss:
             yield eqn.span
 
     def _is_scalar(self) -> bool:
+        """Return True if the loss has no dimensions; report (E402) others."""
         type = self.value.type
         help = "reduce it to one number, for example with `mean`"
         message = f"is {type}, and only a scalar can be minimized"
         return not type.dims or self._error("E402", message, self._place(), f"it is {type}", help)
 
     def _is_floating(self) -> bool:
+        """Return True if the loss has a floating-point dtype; report (E403) others."""
         type = self.value.type
         message = f"is {type}, and only a floating-point value can be minimized"
         return type.dtype in FLOATS or self._error("E403", message, self._place(), f"it is {type}")
