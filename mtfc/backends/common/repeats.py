@@ -93,6 +93,10 @@ class LoopWriter:
     def __init__(
         self, statements: Iterable[Statement], mark: Callable[[str], str], texts: dict[str, str]
     ) -> None:
+        """Collect the statements, and note for each value the number of the statement that defines it.
+
+        reads: the arguments. index: the name of the variable that counts iterations.
+        """
         self.mark, self.index, self.reads, self.texts = mark, mark("i"), frozenset(texts), dict(texts)
         self.statements: list[Statement] = []
         self.births: dict[str, int] = {}

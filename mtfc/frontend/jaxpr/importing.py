@@ -312,7 +312,7 @@ class _Import:
     def __init__(self, flat: Flat, linker: Linker, roles: Sequence[Role], place: Span) -> None:
         """Start a program.
 
-        flat: the steps. linker: the axes. roles: those of the arguments. place: the line of the function.
+        flat: the steps. linker: knows the axes. roles: the role of each argument. place: the line of the function.
         """
         self.flat, self.roles, self.place = flat, roles, place
         self.build = Builder(Names())
@@ -372,6 +372,7 @@ class _Import:
         return Leaf(name, path, var.shape, var.dtype, dims, role, var.key, constant)
 
     def _argument(self, leaf: Leaf, var: Var) -> Argument:
+        """Return the argument of the program for an array that the function takes."""
         value = Value(leaf.name, TensorType(leaf.dtype, leaf.flat_dims))
         self.emitter.known[var] = value
         inner = frozenset(dim for dims in leaf.dims for dim in [each for each in dims if each.size > 1][1:])

@@ -42,6 +42,7 @@ def _link_transpose(linker: Linker, step: AppliedPrimitive) -> None:
 
 
 def _link_squeeze(linker: Linker, step: AppliedPrimitive) -> None:
+    """Keep the axes that are not removed."""
     rank = len(step.operands[0].shape)
     gone = {j % rank for j in step.params["dimensions"]}
     linker.keep(step, [j for j in range(rank) if j not in gone])
@@ -133,6 +134,7 @@ def axes_of_parts(axes: Axes, parts: Sequence[StridedPart]) -> Axes:
 
 
 def _link_slice(linker: Linker, step: AppliedPrimitive) -> None:
+    """Give the result the axes of the parts that a slice takes."""
     (x,), (result,) = step.operands, step.results
     linker.give(result, axes_of_parts(x.axes, _parts_of_slice(step)))
     result.repeated = x.repeated
@@ -201,12 +203,14 @@ def _link_split(linker: Linker, step: AppliedPrimitive) -> None:
 
 
 def _emit_split(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
+    """Emit a slice for each part of a split."""
     value, axes = emitter.operand(step, 0), step.operands[0].axes
     pairs = zip(step.results, _parts_of_split(step), strict=True)
     return [parts_of(emitter, value, axes, parts, result.axes) for result, parts in pairs]
 
 
 def _link_unstack(linker: Linker, step: AppliedPrimitive) -> None:
+    """Give each result all axes but the one that is unstacked."""
     (x,), j = step.operands, step.params["axis"]
     for result in step.results:
         linker.give(result, (*x.axes[:j], *x.axes[j + 1 :]))
@@ -388,6 +392,7 @@ def _link_shift(linker: Linker, step: AppliedPrimitive) -> None:
 
 
 def _emit_shift(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
+    """Emit a shift along an axis, whose factors are merged for it and parted again."""
     (x,), j = step.operands, step.params["axis"]
     value, dim = emitter.merged(emitter.operand(step, 0), x.axes, j)
     found = emitter.build("shift", value, dim=dim, by=step.params["by"], wrap=step.params["wrap"])
@@ -398,6 +403,7 @@ def _emit_shift(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value
 
 
 def _link_empty(linker: Linker, step: AppliedPrimitive) -> None:
+    """Give the results of an uninitialized array axes of their own; all their elements count as equal."""
     linker.arguments(step.results)
     for result in step.results:
         result.repeated = frozenset(range(len(result.shape)))
@@ -422,6 +428,7 @@ def _counts_exactly(step: AppliedPrimitive) -> bool:
 
 
 def _emit_iota(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
+    """Emit the positions along an axis of the result; they are the same along all other axes."""
     (result,), j = step.results, step.params["dimension"]
     dim = emitter.single(result.axes[j], "index")
     found = emitter.build("range", dim=dim)
