@@ -209,7 +209,7 @@ def test_gradients_have_the_sides_of_their_matrices() -> None:
     params = [array(8, 8)] * 3
     program = mtfc.from_jax(step, params, jax.eval_shape(optimizer.init, params), array(4, 8))
     axes = [[dim.name for dim in leaf.flat_dims] for leaf in program.imported.inputs]
-    weights = ["features", "params_0"]
+    weights = ["features", "hidden"]
     assert axes == [weights] * 3 + [[]] + [weights] * 6 + [["batch", "features"]]
     assert len(program.imported.renames) == 5
 

@@ -59,9 +59,9 @@ class MixedPrecision(Pass):
 
     def run(self, program: Program) -> Program:
         """Return the program with the dtypes of its training, and with wide statistics."""
-        training = program.training
-        if training is not None and training.precision is not None:
-            program = _retyped(program, Retyping(*training.precision, states=program.states))
+        precision = program.training.precision if program.training else None
+        if precision is not None and len(program.functions) == 1:  # gradients have their dtypes already
+            program = _retyped(program, Retyping(*precision, states=program.states))
         return program.map_functions(lambda function: _with_wide_statistics(function, program.states))
 
 

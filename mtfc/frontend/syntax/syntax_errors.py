@@ -100,6 +100,7 @@ WRONG_SIGNS: Mapping[tuple[str, str], str] = {
     ("`,`", ":"): "a parameter is `param {0}: [dims] = normal(stddev = 0.02)`",
     ("`=`", ","): "declare each name in a line of its own",
     ("a statement", "//"): "a comment begins with `#`",
+    ("a statement", "/"): "a comment begins with `#`",
     (TOP, "//"): "a comment begins with `#`",
 }
 """The first expected token and the one that was found -> help; `{0}` is the token before."""
