@@ -352,8 +352,8 @@ class Plan:
         for leaf, x in zip(self._arguments, leaves, strict=True):
             if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer) and x.is_deleted():
                 raise UsageError(
-                    f"{leaf.name} was donated to an earlier call, and holds no numbers by now: give `plan.step` what that call "
-                    f"returned for it, or do not donate it"
+                    f"{leaf.name} was donated to an earlier call, and holds no numbers by now: pass what that call of "
+                    f"`plan.step` or `plan.jit(f)` returned for it, or do not donate it"
                 )
             shape, found_shape = leaf.user_shape, tuple(getattr(x, "shape", ()))
             if found_shape != shape:

@@ -250,12 +250,13 @@ def returned_arguments(flat: Flat) -> dict[int | str, tuple[Any, ...]]:
     """Return the arguments whose trees and shapes a result, or a part of it, has: the argument -> place of the result.
 
     Gradients have the tree of the model, and are no new model: the backward pass makes them. Places near the root come first.
+    An argument of one array must be the first of a function with gradients, as a result of its shape may be another thing.
     """
     backward = {var for step in flat.body.steps if step.stage == "backward" for var in step.results}
     results: dict[Any, list[Any]] = {}
     for path, output in zip(flat.outputs, flat.body.outputs, strict=True):
         is_gradient = output in backward
-        for i in range(len(path)):
+        for i in range(len(path) + 1):
             leaf = (path[i:], output.shape, output.dtype, *[None] * is_gradient)
             results.setdefault(path[:i], []).append(leaf)
     given: dict[int | str, list[Any]] = {}
@@ -268,7 +269,7 @@ def returned_arguments(flat: Flat) -> dict[int | str, tuple[Any, ...]]:
             for place, other in sorted(results.items(), key=lambda item: len(item[0]))
             if other == leaves and all(place[: len(at)] != at[: len(place)] for at in found.values())
         ]
-        if len(leaves) > 1 and places:
+        if places and (len(leaves) > 1 or (argument == 0 and backward)):
             found[argument] = places[0]
     return found
 
