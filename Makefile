@@ -15,13 +15,13 @@ FAST := tests/frontend tests/ir tests/passes tests/test_architecture.py tests/te
 ELSEWHERE := tests
 
 # Tests run on both processors: with threads of its own, the linear algebra of one process waits for that of the other.
-test test-fast fuzz parts mutants sizes examples: export OPENBLAS_NUM_THREADS = 1
+test test-all test-fast fuzz parts mutants sizes examples: export OPENBLAS_NUM_THREADS = 1
 
 # All processes of the tests use the modules that one has compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock demo test test-fast test-elsewhere lint format tables docs site package sbom workflows vscode vscode-test figures bench fuzz parts mutants sizes mutate-source kill-test examples browser-test notebook map clean
+.PHONY: help setup lock demo test test-all test-fast test-elsewhere lint format tables docs site package sbom workflows vscode vscode-test figures bench fuzz parts mutants sizes mutate-source kill-test examples browser-test notebook map clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,9 +43,12 @@ demo: setup  ## train the handwritten digits on both backends, then compare the 
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python examples/digits.py
 
 # Without its own form of assertions pytest starts sooner; tests that fail run again with it, which shows the values.
-test: setup  ## run all tests, on two processors
+test: setup  ## run the tests, on two processors
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal --assert plain \
 		|| { $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; exit 1; }
+
+test-all: setup  ## run all tests, with every case of the tables of which `make test` runs some
+	EVERY_CASE=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 test-fast: setup  ## run the tests of the front end, the IR, the passes, the diagnostics and the code's shape
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(FAST)

@@ -251,6 +251,7 @@ class Compiled:
         return program.place(batch, program.step_inputs if stacked else "inputs")
 
     def _check_trained(self, name: str) -> None:
+        """Raise `UsageError` if the model is not trained. name: the method that needs a training step."""
         if self._placed.training is None:
             model = self._placed.name
             raise UsageError(
@@ -345,6 +346,7 @@ class Checked(Sequence[Diagnostic]):
         return preformatted(str(self))
 
     def _verdict(self) -> str:
+        """Return the file, and the number of its errors and warnings in words."""
         from mtfc.driver.check import verdict
 
         return f"{self.file}: {verdict(self.diagnostics)}"
@@ -440,6 +442,7 @@ def check_text(text: str, *, file: str = "<text>", **options: Unpack[ProgramOpti
 
 
 def _checked(text: str, file: PathOption, choice: Choice) -> Checked:
+    """Return the result of a check of some text. file: its name, beside which modules are looked for."""
     from mtfc.driver.check import check_source
 
     file, sources = file_option(file), Sources()
@@ -452,8 +455,8 @@ def _checked(text: str, file: PathOption, choice: Choice) -> Checked:
 def compile(path: PathOption, **options: Unpack[CompilationOptions]) -> Compiled:
     """Compile a .mtf file for one layout, by default its first.
 
-    passes: those that lower the program, in place of the default ones, as text or as `mtfc.ir.Pass`es. memory: the most memory of
-    a device, such as `"80GiB"` or a number of bytes; the backward pass computes values again that would not fit.
+    passes: the passes that lower the program, in place of the default ones, as text or as `mtfc.ir.Pass`es. memory: the most
+    memory of a device, such as `"80GiB"` or a number of bytes; the backward pass computes values again that would not fit.
     """
     choice, file = choice_of(**options), file_option(path)
     return _compiled(_read(file), file, choice)

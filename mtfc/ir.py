@@ -169,6 +169,7 @@ class ProgramBuilder:
         return program
 
     def _argument(self, name: str, type: TensorType, role: Role) -> Value:
+        """Add an argument of the function, and return its value. Raises `ValueError` if its name is taken."""
         fresh = self.equations.names.fresh(name)
         if fresh != name:
             raise ValueError(f"two values are called {name}")

@@ -15,6 +15,7 @@ from mtfc.backends.common.devices import setting_kept
 from mtfc.compiler.ir.core import Equation, Program, walk
 from mtfc.compiler.ir.opdef import no_gradient
 from mtfc.compiler.ir.ops import OPS, has_trait
+from mtfc.compiler.ir.parser import read_program
 from mtfc.compiler.ir.printer import print_program
 from mtfc.compiler.passes.partition.combine_collectives import CombineCollectives
 from mtfc.compiler.passes.pipelines import default_pipeline, run
@@ -189,13 +190,17 @@ CASES = [(example, layout) for example in EXAMPLES for layout in layouts(example
 
 
 def test_every_layout_is_exact(example: Example) -> None:
-    """All layouts, and the gradients of the undistributed program, over a finite field."""
-    if example.file in ("inception_v3", "resnet101") and not EVERY_LAYOUT:
+    """The last two layouts, and the gradients of the undistributed program, over a finite field. `make examples`: all layouts."""
+    if (
+        example.file in ("inception_v3", "resnet101", "vgg16", "transformer_shared", "soybean_mlp_8k")
+        and not EVERY_LAYOUT
+    ):
         pytest.skip("takes 10 to 16 s: `make examples` has it, and smaller examples have its ops")
     chosen = selection(example)
+    cases = chosen.cases if EVERY_LAYOUT else chosen.cases[-2:]
     with np.errstate(all="ignore"):
-        found = list(exact_cases(chosen.program, chosen.cases, seed=0))
-    assert len(found) == 1 + len(layouts(example.file))
+        found = list(exact_cases(chosen.program, cases, seed=0))
+    assert len(found) == 1 + len(cases)
     assert all(each.ok and not each.skipped for each in found)
     assert sum(each.found.not_judged for each in found) <= 0.01 * sum(each.found.elements for each in found)
 
@@ -222,7 +227,7 @@ def test_the_layout_gives_the_same_on_both_backends(example: Example, layout: st
     """The test runs in f64, because rounding grows through the deep networks and is coarse in bf16.
 
     Parameters are read from a file: XLA takes long to compile many draws. The first layouts of `DRAWN` draw them on each backend.
-    With the first layout run the checks that no layout changes: of the training step, and of the gradients in JAX.
+    With the first layout of two examples run the checks that no layout changes: of the training step, and of gradients in JAX.
     """
     is_first, params = layout == layouts(example.file)[0], None
     if not is_first or example.file not in DRAWN:
@@ -230,7 +235,8 @@ def test_the_layout_gives_the_same_on_both_backends(example: Example, layout: st
         params = str(tmp_path / "params.npz")
     choice = Choice(None, layout, example.mesh, example.dims)
     options = VerifyOptions(str(path(example)), choice, dtype="f64", params=params, exact=False)
-    known = [each for each in checks_of(options) if is_first or isinstance(each.blank, CaseResult)]
+    is_whole = is_first and (EVERY_LAYOUT or example.file in ("two_layer", "lenet"))
+    known = [each for each in checks_of(options) if is_whole or isinstance(each.blank, CaseResult)]
     with (
         setting_kept("jax_enable_x64"),
         setting_kept("jax_default_matmul_precision"),
@@ -278,7 +284,9 @@ def test_combined_collectives_can_be_combined_again(example: Example) -> None:
     assert len(chosen.cases) == len(layouts(example.file))
     for case in chosen.cases if EVERY_LAYOUT else chosen.cases[-1:]:
         lowered = case.lower(chosen.program)
-        assert print_program(run(lowered, default_pipeline()[-3:], level="lowered")) == print_program(lowered)
+        text = print_program(lowered, locations=True)
+        again = run(read_program(text), default_pipeline()[-3:], level="lowered")
+        assert print_program(again, locations=True) == text
         for max_bytes in (0, 16):
             again = run(lowered, (CombineCollectives(max_bytes),), level="lowered")
             assert len(collectives(again)) <= len(collectives(lowered)), case

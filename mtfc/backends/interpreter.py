@@ -168,6 +168,7 @@ def _region(type: TensorType, place: Coordinates, mesh: Mesh) -> tuple[slice, ..
 
 
 def _part(array: Array, type: TensorType, place: Coordinates, mesh: Mesh) -> Array:
+    """Return the part of a global array that one processor holds. Of a pending sum the first processor has all, others have 0."""
     part = array[_region(type, place, mesh)]
     part = part.astype(numpy_dtype(np, type.local_dtype), copy=False)
     holds = type.reduction != "sum" or not any(place[axis] for axis in type.pending)
@@ -203,6 +204,7 @@ class _Execution:
             known.update(zip(eqn.results, results, strict=True))
 
     def _moved(self, eqn: Equation, known: Known) -> tuple[Shards, ...]:
+        """Compute an equation that moves data on whole arrays, and distribute the results: no collective is executed."""
         whole = [assemble(known[value]) for value in eqn.operands]
         found = self.evaluate(Shard(np, random_numbers, eqn, whole[0].shape, lambda dim: 0), *whole)
         pairs = zip(found if len(whole) > 1 else (found,), eqn.results, strict=True)
@@ -247,6 +249,7 @@ class _Execution:
         )
 
     def _slice(self, shards: Shards, dim: Dim, index: int) -> Shards:
+        """Return the slice of an array for one iteration of a loop along `dim`."""
         position = (slice(None),) * shards.type.dims.index(dim) + (index,)
         parts = tuple(self.arrays.asarray(array[position]) for array in shards.arrays)
         return Shards(shards.mesh, sliced_type(shards.type, dim), parts)

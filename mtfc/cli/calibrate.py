@@ -27,6 +27,7 @@ DEFAULTS = {"output": STANDARD, "backend": "jax"}
 
 
 def run(options: Options) -> None:
+    """Measure this machine for a hardware file, or the operators of a model with `--operators`."""
     if options.operators is not None:
         _operators(options)
         return
@@ -39,6 +40,7 @@ def run(options: Options) -> None:
 
 
 def _operators(options: Options) -> None:
+    """Measure the operators of a model on the devices. Raises `UsageError` for options about whole machines."""
     from mtfc.driver.calibrate import calibrate_operators
 
     if options.backend != "jax" or options.quick or options.shapes or options.output != STANDARD:

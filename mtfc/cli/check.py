@@ -15,6 +15,7 @@ OPTIONS = program() + FORMAT + selection("all")
 
 
 def run(options: Options) -> int:
+    """Report the diagnostics of a file; return the exit status."""
     from mtfc.driver.check import check_file, verdict
     from mtfc.driver.loading.sources import known_as
     from mtfc.reports.diagnostic_text import to_json

@@ -172,6 +172,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         return "".join(f"  {title}:\n" for title in titles) + super()._format_action(action)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
+        """Return `-o, --output FILE`: the value stands once, after all forms of an option."""
         if not action.option_strings or action.nargs == 0:
             return super()._format_action_invocation(action)
         value = self._format_args(action, self._get_default_metavar_for_optional(action))
@@ -201,6 +202,7 @@ def make_parser(arguments: Sequence[str], with_all_options: bool = False) -> arg
 
 
 def _add_color(parser: argparse.ArgumentParser, default: str) -> None:
+    """Add the option `--color` to a parser."""
     parser.add_argument(
         "--color",
         choices=("auto", "always", "never"),
@@ -234,6 +236,7 @@ def _run(options: Options) -> int:
     run = _subcommand(options.command).run
 
     def with_graph() -> int:
+        """Run the command; a file `FILE.py:NAME` stands for a graph that is built in Python."""
         file = getattr(options, "file", None)
         if isinstance(file, str) and ":" in file and getattr(options, "args", None) is None:
             from mtfc.driver.loading.other_files import graph_file

@@ -15,6 +15,7 @@ OPTIONS = f"""{program()}
 
 
 def run(options: Options) -> None:
+    """Show the cost of each layout of a model."""
     from mtfc.driver.simulate import model_costs
 
     options.show(model_costs(options.file, options.choice, options.sources, options.symbolic))

@@ -18,6 +18,7 @@ OPTIONS = f"""{program()}
 
 
 def run(options: Options) -> None:
+    """Show how two layouts differ."""
     from mtfc.driver.simulate import diff
 
     options.show(diff(options.file, options.choice, options.layout, options.target, options.sources))

@@ -48,6 +48,7 @@ NO_JAX = f"unknown without JAX: {installing('jax')}"
 
 
 def run(options: Options) -> int:
+    """Show which packages and devices are there; return the exit status."""
     record = _examine()
     options.print(lambda: record, lambda: "\n".join(_lines(record)))
     return OK if record["ok"] else ENVIRONMENT
@@ -105,6 +106,7 @@ def _packages() -> dict[str, list[PackageState]]:
 
 
 def _state(name: str, least: str) -> PackageState:
+    """Return the state of a package: `ok`, `old` or `missing`. least: the version that mtfc needs."""
     installed, state = None, "missing"
     with suppress(metadata.PackageNotFoundError):
         installed = metadata.version(name)
@@ -119,6 +121,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _devices() -> Finding:
+    """Return the devices that JAX finds in a process of its own, or its error."""
     done = _run("-c", SHOW_DEVICES)
     if not done["ok"]:
         return done
@@ -129,6 +132,7 @@ def _devices() -> Finding:
 
 
 def _tried(backend: str) -> Finding:
+    """Verify a small model under a layout on a backend, and return the result."""
     done = _run(
         "-m", "mtfc", "verify", str(MODEL), "--layout", "both", "--backend", backend, "--color", "never"
     )
@@ -157,6 +161,7 @@ def _run(*arguments: str) -> Finding:
 
 
 def _memory_bytes() -> int | None:
+    """Return the bytes of main memory; None where the system does not tell."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # not on this system
@@ -183,12 +188,14 @@ def _lines(record: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _package(each: Mapping[str, Any]) -> str:
+    """Return the name of a package with its version, or that it is missing or too old."""
     if each["state"] == "missing":
         return f"{each['name']} missing"
     return f"{each['name']} {each['installed']}{' (too old)' if each['state'] == 'old' else ''}"
 
 
 def _advice(extra: str, packages: Sequence[Mapping[str, Any]]) -> str:
+    """Return how to install an extra, if one of its packages is missing or too old."""
     if all(each["state"] == "ok" for each in packages):
         return ""
     return f": {installing(extra)}"

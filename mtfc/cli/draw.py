@@ -18,6 +18,7 @@ REQUIRED = "output"
 
 
 def run(options: Options) -> None:
+    """Write a drawing of the parts of arrays that devices hold."""
     from mtfc.driver.report import drawing
 
     options.check_outputs("-o")

@@ -183,6 +183,7 @@ def leave(status: int) -> NoReturn:
 
 
 def _ended(message: str, status: int) -> int:
+    """Print a message and return the status. A terminal that has gone gets nothing."""
     try:
         say(message)
         sys.stdout.flush()

@@ -33,6 +33,7 @@ def run(options: Options) -> int:
 
 
 def _run(given: EvalOptions, options: Options) -> int:
+    """Evaluate, and print the means in process 0."""
     found = evaluate(given, options.sources)
     if found is not None:
         options.print(found.record, found.table)

@@ -14,6 +14,7 @@ OPTIONS = program(", the code of a diagnostic") + LOWERING + selection("the firs
 
 
 def run(options: Options) -> None:
+    """Show what a diagnostic's code means, or which rules of a layout cause its collectives."""
     from mtfc.driver.help_pages import code_section, is_code
 
     if is_code(options.file):

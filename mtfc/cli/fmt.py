@@ -17,6 +17,7 @@ OPTIONS = """
 
 
 def run(options: Options) -> int:
+    """Write files in canonical form; with `--check` name those that are not, and return the exit status."""
     changed = [path for path in options.files if _format(path, options)]
     if not options.check:
         return OK

@@ -19,6 +19,7 @@ REQUIRED = "target"
 
 
 def run(options: Options) -> None:
+    """Show what a machine's compiler makes of a step, beside the prediction."""
     from mtfc.driver.inspect import inspect
 
     options.show(inspect(options.file, options.target, options.choice, options.sources, options.apply))

@@ -12,6 +12,7 @@ OPTIONS = "  --stdio  the only way to connect, which is the default"
 
 
 def run(options: Options) -> None:
+    """Serve an editor until it ends the connection."""
     from mtfc.driver.data.packages import import_package
 
     import_package("pygls", "pygls", "the language server", "lsp")

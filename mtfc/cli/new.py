@@ -18,6 +18,7 @@ OPTIONS = "  DIR  the new folder"
 
 
 def run(options: Options) -> None:
+    """Write the files of a new project, and say how to start."""
     files = _new_project(options.folder)
     model = PurePath(options.folder, "model.mtf")
     shown = f"./{model}" if str(model).startswith("-") else str(model)

@@ -43,6 +43,7 @@ def number(what: str, least: float, most: float = math.inf, of: type[float] = in
 
 
 def _numbers(text: str) -> tuple[int, ...]:
+    """Return numbers such as `0,1`. Raises `ArgumentTypeError`."""
     if re.fullmatch(r"\s*\d{1,9}\s*(,\s*\d{1,9}\s*)*", text) is None:
         raise argparse.ArgumentTypeError(f"expected numbers such as 0,1, not `{text}`")
     return tuple(map(int, text.split(",")))
@@ -53,6 +54,7 @@ def _names(text: str) -> list[str]:
 
 
 def _size(text: str) -> tuple[str, int]:
+    """Return the name and the size of `NAME=SIZE`. Raises `ArgumentTypeError`."""
     match = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*=\s*(-?\d{1,19})\s*", text)
     if match is None:
         raise argparse.ArgumentTypeError(f"expected NAME=SIZE, for example batch=64, and not `{text}`")

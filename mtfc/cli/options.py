@@ -155,6 +155,7 @@ class Options(argparse.Namespace):
 
 
 def json_text(record: object) -> str:
+    """Return a record as indented JSON."""
     import json
 
     return json.dumps(record, indent=2)

@@ -46,6 +46,7 @@ def figures_line(number: str, seconds: float) -> Iterator[None]:
     until = monotonic() + seconds
 
     def report(activity: str, best: float | None, bound: float | None) -> None:
+        """Show the activity, the best result and its lower bound so far, and the seconds that are left."""
         figures = (("best", best), ("at least", bound))
         known = [f"{name} {each:{number}}" for name, each in figures if each is not None]
         show_figures(", ".join([activity, *known, f"{max(until - monotonic(), 0.0):.0f} s left"]))
@@ -86,6 +87,7 @@ class _Line:
                 self._draw()
 
     def _draw(self) -> None:
+        """Show the activities and the seconds so far in a line of the terminal, which begins with the first call."""
         text, seconds = str(self.activities), f"{monotonic() - self.began:.0f} s"
         if self.bar is None:
             self.bar = _bar(self.terminal)
@@ -139,6 +141,7 @@ class _HidingStream:
     line: _Line
 
     def write(self, text: str) -> int:
+        """Write text after hiding the line of activities, which would stand in between."""
         with self.line.lock:
             self.line.hide(text)
             return self.stream.write(text)

@@ -27,6 +27,7 @@ REQUIRED = "output"
 
 
 def run(options: Options) -> None:
+    """Write the report of a model as a page."""
     to = options.check_outputs("-o")
     page = _page(options)
     write_text(options.output, page.html)
@@ -34,6 +35,7 @@ def run(options: Options) -> None:
 
 
 def _page(options: Options) -> ReportPage:
+    """Return the page of a training run, or of the layouts of a file."""
     if options.args is None and is_run(options.file):
         return run_page(options.file)
     asked = options.file, options.choice, options.sources, options.target, options.search

@@ -44,10 +44,12 @@ RECORDS = (RunOptions,)
 
 
 def run(options: Options) -> int:
+    """Run or train a model on drawn or given data; return the exit status."""
     to = report_to(options.save)
     given = options.record(RunOptions, generation=_generation(options))
 
     def show(step: StepRecord) -> None:
+        """Print a line for a step of training; JSON has all steps at the end."""
         if options.format == "text":
             print(step_text(step), file=to, flush=True)
 
@@ -59,6 +61,7 @@ def run(options: Options) -> int:
 
 
 def _generation(options: Options) -> Generation | None:
+    """Return the prompts with their options; None without prompts. Raises `UsageError` for options alone."""
     values = {name: getattr(options, name) for name in ("temperature", "tokens", "tokenizer")}
     given = {name: value for name, value in values.items() if value is not None}
     if not options.prompts and given:

@@ -71,6 +71,7 @@ RECORDS = SearchOptions, ChainOptions
 
 
 def run(options: Options) -> int:
+    """Search for the best layout or placement, and show it; return the exit status."""
     given = options.record(SearchOptions, chains=options.record(ChainOptions))
     _check_suffix(options.output, given.choice.source is not None)
     to = options.check_outputs("-o", "--export")

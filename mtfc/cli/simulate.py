@@ -30,6 +30,7 @@ DEFAULTS = {"parameter_servers": 0}
 
 
 def run(options: Options) -> None:
+    """Simulate a step on a machine, or list the machines."""
     from mtfc.driver.simulate import simulate
 
     to = options.check_outputs("--trace")

@@ -27,6 +27,7 @@ DEFAULTS = {"time_limit": 60.0, "format": "json", "output": STANDARD}
 
 
 def run(options: Options) -> None:
+    """Solve an assignment problem in the format of a contest, and write the solution."""
     options.check_outputs("-o")
     with figures_line(",", options.time_limit):
         record = _solution(options.file, options.time_limit)

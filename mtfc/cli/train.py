@@ -63,6 +63,7 @@ RECORDS = TrainOptions, Hosts
 
 
 def run(options: Options) -> int:
+    """Train a model on its data, perhaps with other processes; return the exit status."""
     given = options.record(TrainOptions, hosts=options.record(Hosts))
     if options.report is not None:
         _check_report(options)

@@ -42,6 +42,8 @@ RECORDS = (VerifyOptions,)
 
 
 def run(options: Options) -> int:
+    """Compare layouts with the undistributed program; return the exit status."""
+
     def show(result: CheckResult | str) -> None:
         """Print the lines of a result. Of several models, the name of each comes before its results."""
         if options.format == "text" and not isinstance(result, JaxGradients):

@@ -172,6 +172,7 @@ class Diagnostics:
 
 
 def _source_order(diagnostic: Diagnostic) -> tuple[str | int, ...]:
+    """Return a key that sorts diagnostics by place, then by code and message."""
     span = diagnostic.span
     place = span.file, span.line, span.column, span.end_line, span.end_column
     return (*place, diagnostic.code, diagnostic.message)

@@ -45,6 +45,7 @@ def sums(entries: Iterable[tuple[Key, Any]]) -> dict[Key, Any]:
 
 
 def _made(make: Callable[..., Any], cls: type | None, options: dict[str, Any]) -> Any:
+    """Make a class, or a decorator if there is no class yet, by a function of attrs; `_text` writes its records."""
     if cls is None:
         return lambda found: _made(make, found, options)
     if "__repr__" not in vars(cls) and options.get("repr", True):

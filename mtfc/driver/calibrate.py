@@ -130,6 +130,7 @@ def calibrate_operators(file: str, choice: Choice, sources: Sources, count: int 
     before, new = len(times.known), 0
 
     def measured(each: Any) -> float:
+        """Return the measured seconds of a part; the times are saved every so often."""
         nonlocal new
         new += 1
         if new % SAVED == 0:

@@ -64,6 +64,7 @@ class PassRecord:
     text: str | None
 
     def record(self) -> dict[str, Any]:
+        """Return the JSON record."""
         return {
             "pass": self.name,
             "seconds": self.seconds,
@@ -201,6 +202,7 @@ def _observers(
     before = _shown(program, options.print_function)
 
     def observe(each: Pass, program: Program, seconds: float) -> None:
+        """Show what a pass has done to the program, as the options want it."""
         nonlocal before
         text, last = _shown(program, options.print_function), before
         before = text

@@ -276,6 +276,7 @@ def figures(found: XlaProgram, place: Callable[[Frames], Span | None]) -> StepFi
 
 
 def _charge(item: Item, span: Span | None, amounts: Mapping[str, float]) -> Charge:
+    """Return the figures of an item of a compiled program as a charge: its collective, or its FLOPs if it is none."""
     names = ("count", "elements_per_device", "bytes_per_device", WIRE)
     count, elements, size, wire = (amounts.get(name, 0) for name in names)
     if item.kind not in KINDS:
@@ -295,6 +296,7 @@ def generated_places(source: str, function: Function) -> Callable[[Frames], Span
     texts = {file: part.splitlines() for file, part in parts(source)}
 
     def above(lines: Sequence[str], number: int) -> Span | None:
+        """Return the place in the nearest comment above a line that is indented no deeper; None without one."""
         indent = len(lines[number - 1]) - len(lines[number - 1].lstrip())
         for line in reversed(lines[:number]):
             comment = line.lstrip().removesuffix(", backward").removesuffix(", update")

@@ -132,6 +132,7 @@ ARGUMENTS = {"dim": "dims"}
 
 
 def _argument(match: re.Match[str]) -> str:
+    """Return an option of the command in a message, such as `--memory 8GiB`, as the argument of Python: `memory='8GiB'`."""
     option = match[1] or match[3]
     if option is None:
         return match[0]

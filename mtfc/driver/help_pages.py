@@ -79,6 +79,7 @@ def code_section(code: str) -> str:
 
 
 def _folder() -> Path:
+    """Return the folder of the pages of help. Raises `UsageError` if the installation has none."""
     found = next((folder for folder in FOLDERS if (folder / "diagnostics.md").exists()), None)
     if found is None:
         raise UsageError(

@@ -25,7 +25,7 @@ class FileOptions:
 class ArrayOptions(FileOptions):
     """The arrays that a model computes on. `data` and `params` are paths of files of arrays, the parameters' initial values.
 
-    params_partial: draw the parameters that `params` lacks. seed: of drawn arrays.
+    params_partial: draw the parameters that `params` lacks. seed: the seed of drawn arrays.
     """
 
     data: str | None = None
@@ -218,8 +218,8 @@ class ExchangeOptions(FileOptions):
 class ChainOptions:
     """The options of a search for placements; None for its default.
 
-    starts: names of strategies to start from. proposals: of each chain. dimensions: kinds of parallelism, as in `S,O,A,P`.
-    one_dimension: True to split each operator in at most one dimension. simulation: `delta` or `full`.
+    starts: names of strategies to start from. proposals: the most of each chain. dimensions: kinds of parallelism, as in
+    `S,O,A,P`. one_dimension: True to split each operator in at most one dimension. simulation: `delta` or `full`.
     """
 
     beta: float | None = None

@@ -210,7 +210,10 @@ class ExactRecord(CheckRecord):
 
 
 class StepRecord(CheckRecord):
-    """The training step of a model beside its `train` block. not_checked: what has no definition, or no step shows."""
+    """The training step of a model beside its `train` block.
+
+    not_checked: the parts without a definition, or that no step shows.
+    """
 
     not_checked: list[str]
     arrays: dict[str, ComparedArray]

@@ -269,6 +269,7 @@ class ExplainedMeshes:
 
 
 def _multi_mesh(case: MultiMeshCase, program: Program) -> ExplainedMeshes:
+    """Return the collectives of each mesh, and the values that travel between meshes."""
     multi_mesh = case.program(program)
     cost = multi_mesh_cost(multi_mesh)
     function = multi_mesh.function("step" if cost.trains else "forward")
@@ -330,7 +331,7 @@ def simulate_case(
     sources: Sources,
     measured: bool = False,
 ) -> SimulatedStep[Any, Any]:
-    """Simulate a step of a global program under a layout or a placement. machines: those of the file.
+    """Simulate a step of a global program under a layout or a placement. machines: the machines of the file.
 
     Raises `CompileError` if devices are missing (E316).
     """

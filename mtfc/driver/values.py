@@ -214,6 +214,7 @@ def _entry(key: object, value: object, has_sections: bool) -> str:
 
 
 def _form(key: object, value: object) -> str:
+    """Return an entry of `forms` as text. Raises `UsageError` for a wrong one."""
     is_value = (isinstance(value, str) and NAME.fullmatch(value)) or type(value) is int
     if not isinstance(key, str) or not NAME.fullmatch(key) or not is_value:
         raise UsageError(f"layout has the form {key!r}: {value!r}: {FORM}")
@@ -227,12 +228,14 @@ def _codes(value: object) -> list[str]:
 
 
 def _name(axis: object, option: str) -> str:
+    """Return the name of a mesh axis. Raises `UsageError` for anything else."""
     if not isinstance(axis, str) or not NAME.fullmatch(axis):
         raise UsageError(f"{option} has {axis!r} where the name of a mesh axis is expected")
     return axis
 
 
 def _size(size: object, what: str) -> int:
+    """Return a whole number. Raises `UsageError` for anything else. what: its name in the message."""
     if isinstance(size, bool):
         raise UsageError(f"{what} is {size!r}, which is no whole number")
     try:

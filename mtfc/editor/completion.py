@@ -269,6 +269,7 @@ class Completion:
         yield from (_item(PurePath(path).stem, CompletionItemKind.Module, path) for path in self.neighbours)
 
     def dims(self) -> Items:
+        """Yield the dimensions that are visible at the cursor: those of the body, of the file, and of modules."""
         body = self.body
         if body is not None:
             for name in names_of_body(body, self.file).dims:
@@ -290,11 +291,13 @@ class Completion:
         return [token.text for token in self.cursor.top[3:end] if token.kind in NAMES]
 
     def type_start(self) -> Items:
+        """Yield the dtypes with which a type may begin."""
         yield from _dtypes()
         if self.cursor.keyword in ("fn", "optimizer"):
             yield _item(ANY, CompletionItemKind.Keyword, "any dtype")
 
     def meshes(self) -> Items:
+        """Yield the meshes of the file with their axes."""
         for name in self.file.symbols["mesh"]:
             axes = ", ".join(self.file.axes.get(name, {}))
             yield _item(name, CompletionItemKind.Struct, f"mesh with axes {axes}")
@@ -303,11 +306,13 @@ class Completion:
         return _items(self.file.symbols["model"], CompletionItemKind.Class, "model")
 
     def axes(self) -> Items:
+        """Yield the axes of the layout's mesh, or of all meshes if it is unknown."""
         name = self._mesh_of_layout()
         found = [self.file.axes[name]] if name in self.file.axes else self.file.axes.values()
         return _items(chain(*found), CompletionItemKind.EnumMember, "mesh axis")
 
     def _mesh_of_layout(self) -> str:
+        """Return the name after `on`, else that of the first mesh of the file; an empty text if there is none."""
         words = [token.text for token in self.cursor.top]
         return (
             words[words.index("on") + 1] if "on" in words[:-1] else next(iter(self.file.symbols["mesh"]), "")
@@ -323,12 +328,14 @@ class Completion:
         yield from map(_keyword, SECTIONS if len(self.cursor.brackets) == 1 else ())
 
     def placement_entries(self) -> Items:
+        """Yield what a placement may name: dimensions, and the operators of all models."""
         yield from self.dims()
         for model in self.file.symbols["model"].values():
             if isinstance(model.node, Body):
                 yield from _items(names_of_body(model.node).values, CompletionItemKind.Variable, "operator")
 
     def outputs(self) -> Items:
+        """Yield the outputs of the model of a `train` block; in `report` also the built-in figures."""
         words = [token.text for token in self.cursor.top]
         model = self.file.symbols["model"].get(words[1]) if len(words) > 1 else None
         if model is not None and isinstance(model.node, ast.ModelDecl):
@@ -340,6 +347,7 @@ class Completion:
             yield from map(_keyword, BUILT_IN)
 
     def optimizers(self) -> Items:
+        """Yield the optimizers of the file and of the library."""
         for name in self.file.symbols["optimizer"]:
             yield self._called(name, CompletionItemKind.Constructor)
         for name in standard_library.optimizers(OPTIMIZERS):
@@ -350,6 +358,7 @@ class Completion:
         return iter([_keyword(DYNAMIC)]) if is_scale else _dtypes()
 
     def hardware_keys(self) -> Items:
+        """Yield the keys of the block of `hardware` at the cursor."""
         words = [token.text for token in (self.bracket.before if self.bracket else ())]
         inner = words[-2] if len(words) > 1 and words[-1] == ":" else ""
         table: Iterable[str] = ("device", "link")
@@ -366,6 +375,7 @@ class Completion:
         return _items(table, CompletionItemKind.Property, "figure of hardware")
 
     def generics(self) -> Items:
+        """Yield the dimensions that the called function can be given, else all dimensions."""
         for each in self._signatures(self.bracket):
             yield from (_argument(name, f"dimension of `{each.label}`") for name in each.generics)
         if not self._signatures(self.bracket):
@@ -396,6 +406,7 @@ class Completion:
             yield from (_argument(name, each.label) for name in each.named if name not in given)
 
     def expression(self) -> Items:
+        """Yield all that may begin an expression: keywords of the call, values, functions, modules, dimensions, words."""
         yield from self.keywords_of_call()
         yield from self._values()
         if self.body is None and self.cursor.brackets:
@@ -433,6 +444,7 @@ class Completion:
         return (self._called(name, CompletionItemKind.Function) for name in names)
 
     def _snippet(self, word: str) -> CompletionItem:
+        """Return the item of a keyword, which inserts a whole construct if the editor takes snippets."""
         item = _keyword(word)
         if self.with_snippets and word in SNIPPETS:
             item.insert_text, item.insert_text_format = SNIPPETS[word], InsertTextFormat.Snippet
@@ -443,6 +455,7 @@ class Completion:
         return signatures.called(name_of(name), self.file, self.project) if name else []
 
     def _called(self, name: str, kind: CompletionItemKind) -> CompletionItem:
+        """Return the item of a function, with its signature and its comment."""
         (token, *_) = lex(name)
         found = signatures.called(name_of(token), self.file, self.project)
         item = _item(name, kind, found[0].label if found else "")
@@ -496,6 +509,7 @@ def _dtypes() -> Items:
 
 
 def _module(name: str) -> CompletionItem:
+    """Return the item of a module, with the comment at its top."""
     item = _item(name, CompletionItemKind.Module, "module")
     text = standard_library.text(name)
     if text is not None:
@@ -518,6 +532,7 @@ def _value(name: str, detail: str) -> CompletionItem:
 
 
 def _argument(name: str, detail: str) -> CompletionItem:
+    """Return the item of a keyword argument, which sorts before all others."""
     item = _item(f"{name} =", CompletionItemKind.Property, detail)
     item.insert_text, item.filter_text, item.sort_text = f"{name} = ", name, f" {name}"
     return item
@@ -599,6 +614,7 @@ PLACES: tuple[tuple[Fits, Names], ...] = (
 
 
 def _words(at: Completion) -> Mapping[str, None]:
+    """Return the words of the statement at the cursor, and those before each bracket around it."""
     return dict.fromkeys(token.text for token in at.cursor.statement) | dict.fromkeys(
         token.text for bracket in at.cursor.brackets for token in bracket.before
     )

@@ -89,7 +89,10 @@ def syntax_errors(text: str, file: str) -> bool:
 
 @attrs.frozen
 class Declarations:
-    """The declarations of one file, the first one of each name. symbols: by kind. axes: mesh axes, by mesh and name."""
+    """The declarations of one file, the first one of each name.
+
+    symbols: the names by kind. axes: the mesh axes by mesh and name.
+    """
 
     tree: ast.File
     symbols: Mapping[str, Symbols]
@@ -373,12 +376,14 @@ class EditorSources(Sources):
         self.wanted: set[str] = set()
 
     def read(self, path: str) -> str:
+        """Read a file as the editor has it, else from the disk."""
         if path not in self.open.by_file:
             return super().read(path)
         self.texts[path] = self.open.by_file[path]
         return path
 
     def neighbour(self, path: str) -> str | None:
+        """Return the text of another file as the editor has it, else as it is on the disk; None if there is none."""
         self.wanted.add(path)
         text = self.open.by_file.get(path)
         text = self.open.on_disk(path) if text is None else text

@@ -144,6 +144,7 @@ def _at(span: Span | None) -> set[Line]:
 def _lines(
     cost: PlacedCost, seconds: Mapping[Span | None, Seconds], arrays: Sequence[SentArray]
 ) -> dict[Line, tuple[str, ...]]:
+    """Return the phrases about each line: its work, its memory, its time and what it sends."""
     sent: dict[Line, list[SentArray]] = {}
     for array in arrays:
         for line in _at(array.span):
@@ -227,6 +228,7 @@ def defined_in(values: Iterable[ValueFigures], name: str, statement: Span) -> li
 
 
 def _inside(place: Span, whole: Span) -> bool:
+    """Return True if a place lies within another one."""
     return (
         place.file == whole.file
         and (whole.line, whole.column) <= (place.line, place.column)
@@ -269,6 +271,7 @@ class Worker:
                 return Failed(f"the computation ended without an answer: {error}")
 
     async def _answer(self, request: Request) -> object:
+        """Send a request to the process, which is started if none runs, and return its answer."""
         if self._process is None or self._process.returncode is not None:
             pipe = asyncio.subprocess.PIPE
             self._process = await asyncio.create_subprocess_exec(*COMMAND, stdin=pipe, stdout=pipe)
@@ -356,6 +359,7 @@ class FiguresQueue:
                     await wish.changed.wait()
 
     async def _run(self) -> None:
+        """Compute the wished cases one after the other; those of the file that changed last come first."""
         while (found := self._next()) is not None:
             file, wish, case = found
             request = Request(wish.texts, partial(case_figures, file, *case, wish.target))
@@ -379,6 +383,7 @@ class FiguresQueue:
         return None
 
     def stop(self) -> None:
+        """Stop all work on figures."""
         if self._runner is not None:
             self._runner.cancel()
         self.worker.stop()
@@ -439,6 +444,7 @@ def answered(request: Request) -> object:
 
 
 def framed(message: object) -> bytes:
+    """Return the bytes of a message, after their number, as `received` reads them."""
     data = pickle.dumps(message)
     return LENGTH.pack(len(data)) + data
 

@@ -280,6 +280,7 @@ class _Candidates:
                 yield from self._first_rule(decl, code)
 
     def _first_rule(self, decl: ast.LayoutDecl, code: str) -> Iterator[tuple[str, Change]]:
+        """Yield the change that adds a rule to a layout without rules."""
         text = self.buffer.span_text(decl.span)
         start = text.find("{") + 1
         if start and text[start : start + 1] == "}":

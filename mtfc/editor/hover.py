@@ -75,6 +75,7 @@ def values(symbol: DeclaredSymbol, statement: Span | None, figures: CaseFigures 
 
 
 def _value_text(each: ValueFigures, mesh: Mesh) -> str:
+    """Return what a device holds of a value: its type, shape, bytes, splits and pending sums."""
     type, size = each.type, bytes_text(each.type.local_bytes(mesh))
     shape = " x ".join(f"{size:,}" for size in type.local_shape(mesh)) or "a scalar"
     splits = [
@@ -155,6 +156,7 @@ def hints(
 
 
 def _hint(name: ast.Name, found: Iterable[ValueFigures], buffer: TextBuffer) -> Iterator[InlayHint]:
+    """Yield a hint with the splits of a value behind its name; of several layouts, the first two that differ."""
     shown = sorted({text for each in found if (text := split_text(each.type))})
     if shown:
         position = buffer.position(name.span.end_line, name.span.end_column)
@@ -217,6 +219,7 @@ def lenses(
 def _lens(
     buffer: TextBuffer, decl: ast.ModelDecl | ast.LayoutDecl, title: str, command: str, *more: str
 ) -> CodeLens:
+    """Return a command above a declaration. title: its text. more: further arguments of the command."""
     place: Range = buffer.range(decl.name.span)
     arguments = [buffer.uri, *more] if command == SEARCH else [buffer.uri]
     return CodeLens(place, Command(title, command, arguments=arguments))

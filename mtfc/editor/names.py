@@ -67,6 +67,7 @@ class VisibleNames:
     body: Body | None = None
 
     def of_kind(self, kind: str) -> Symbols:
+        """Return the visible symbols of a kind."""
         if kind in IN_BODIES:
             return self.dims if kind == "dimension" else self.values
         return self.others.get("device" if kind == "link" else kind, {})
@@ -211,6 +212,7 @@ class _Resolver:
                 yield from own.get(field, _Resolver.expression)(self, child, names)
 
     def expression(self, node: ast.Node, names: VisibleNames) -> Iterator[Occurrence]:
+        """Yield the names in an expression. A plain name is a value if one is visible, else a dimension."""
         if isinstance(node, ast.Name) and node.text in names.values:
             yield from _of(node, names.values)
         elif isinstance(node, ast.Name | ast.Path):
@@ -227,6 +229,7 @@ class _Resolver:
     # Dimensions
 
     def dim(self, name: ast.Node, names: VisibleNames) -> Iterator[Occurrence]:
+        """Yield the dimension that a name, or a name of a module such as `nn.heads`, means."""
         if isinstance(name, ast.Name):
             yield from _of(name, names.dims)
         elif isinstance(name, ast.Path):
@@ -261,6 +264,7 @@ class _Resolver:
     # Layouts, placements and training
 
     def layout_dim(self, name: ast.Node, names: VisibleNames) -> Iterator[Occurrence]:
+        """Yield the name on the left of a layout's rule: a dimension, or else the path of a value."""
         found = list(self.dim(name, names))
         if not found and isinstance(name, ast.Path):
             found = list(self._value_path(name, _models(self.file)))
@@ -271,6 +275,7 @@ class _Resolver:
             yield from self._value_path(path, names.models)
 
     def machine(self, node: ast.Node, names: VisibleNames) -> Iterator[Occurrence]:
+        """Yield a machine of the file, or the names in anything else."""
         if isinstance(node, ast.Name) and node.text in self.file.symbols["hardware"]:
             yield from _of(node, self.file.symbols["hardware"])
         else:
@@ -281,6 +286,7 @@ class _Resolver:
             yield from self.visit(value, names)
 
     def optimizer(self, node: ast.Node, names: VisibleNames) -> Iterator[Occurrence]:
+        """Yield the names in the call of an optimizer: its own, those of its hyperparameters, and those in expressions."""
         if not isinstance(node, ast.Call):
             return
         found = self.project.optimizers(node.function, self.file)
@@ -353,6 +359,7 @@ class _Resolver:
     # Calls
 
     def _call(self, node: ast.Call, names: VisibleNames) -> Iterator[Occurrence]:
+        """Yield the names in a call: the scope that `as` gives its parameters, the function, and the arguments."""
         for name in (node.scope, node.shared):
             scope = _scope(names.body, name.text) if name is not None else None
             if name is not None and scope is not None:
@@ -368,6 +375,7 @@ class _Resolver:
     def _declared_call(
         self, node: ast.Call, function: ast.FnDecl, names: VisibleNames
     ) -> Iterator[Occurrence]:
+        """Yield the names in the arguments of a declared function: keywords are its arguments, bindings its dimensions."""
         known = names_of_body(function)
         for binding in node.bindings:
             yield from _of(binding.generic, known.dims)
@@ -385,6 +393,7 @@ class _Resolver:
             yield from self.dims(value, names) if name in dims else self.expression(value, names)
 
     def _builtin_call(self, node: ast.Call, names: VisibleNames) -> Iterator[Occurrence]:
+        """Yield the names in the arguments of a builtin, which says of what kind each of them is."""
         builtin = BUILTINS.get(node.function.text)
         given = builtin.arguments if builtin else ()
         more = builtin.more if builtin else None
@@ -395,6 +404,7 @@ class _Resolver:
             yield from self._builtin_argument(keyword.value, kind, names)
 
     def _builtin_argument(self, value: ast.Node, kind: object, names: VisibleNames) -> Iterator[Occurrence]:
+        """Yield the names in an argument of a kind: values, dimensions, or an expression; dtypes are no names."""
         is_pair = kind is kinds.tensor_or_mapping and isinstance(value, ast.Arrow)
         is_dtype = isinstance(value, ast.Name) and kind is kinds.dtype and value.text in WRITTEN_BYTES
         if kind is kinds.variables:
@@ -414,6 +424,7 @@ class _Named:
     is_bound: bool = False
 
     def __call__(self, resolver: _Resolver, node: ast.Node, names: VisibleNames) -> Iterator[Occurrence]:
+        """Yield the name in a field, or the names in its parts, with its role: declared, bound or used."""
         if isinstance(node, ast.Name):
             table = names.of_kind(self.kind)
             if self.kind == "argument" and node.text in names.dims and node.text not in table:
@@ -492,6 +503,7 @@ READERS: Mapping[type[ast.Node], Mapping[str, Reader]] = {
 
 
 def _of(name: ast.Name, table: Symbols, role: Role = "used") -> Iterator[Occurrence]:
+    """Yield a name that a table has, with its role."""
     symbol = table.get(name.text)
     if symbol is not None:
         yield Occurrence(name.span, symbol, role)

@@ -42,6 +42,7 @@ def symbols(tree: ast.File, buffer: TextBuffer) -> list[DocumentSymbol]:
 
 
 def _symbol(decl: ast.Node, buffer: TextBuffer) -> DocumentSymbol:
+    """Return a declaration as a symbol with those inside of it."""
     kind, word = SHOWN_AS[type(decl)]
     name: ast.Name = decl.model if isinstance(decl, ast.TrainDecl) else decl.name  # type: ignore[attr-defined]
     whole = buffer.range(decl.span)
@@ -51,6 +52,7 @@ def _symbol(decl: ast.Node, buffer: TextBuffer) -> DocumentSymbol:
 
 
 def _inside(decl: ast.Node, buffer: TextBuffer) -> Iterator[DocumentSymbol]:
+    """Yield the symbols in a declaration: axes of a mesh, inputs of a model, and statements of a body."""
     inside: Iterable[ast.Node] = decl.axes if isinstance(decl, ast.MeshDecl) else ()
     if isinstance(decl, Body):
         inputs = decl.inputs if isinstance(decl, ast.ModelDecl) else ()
@@ -72,6 +74,7 @@ def folds(text: str) -> list[FoldingRange]:
 
 
 def _brackets(tokens: Iterable[Token]) -> Iterator[FoldingRange]:
+    """Yield the lines between brackets, which can be folded."""
     opened: list[Token] = []
     for token in tokens:
         if token.kind in CLOSERS:
@@ -97,6 +100,7 @@ def _imports(tokens: Iterable[Token]) -> Iterator[FoldingRange]:
 
 
 def _ranges(lines: list[int], shown: FoldingRangeKind) -> Iterator[FoldingRange]:
+    """Yield each run of consecutive lines, of which there must be several, as a range to fold."""
     begin = 0
     for i, line in enumerate(lines):
         if i + 1 == len(lines) or lines[i + 1] != line + 1:

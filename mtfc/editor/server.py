@@ -77,18 +77,21 @@ class _Protocol(LanguageServerProtocol):
 
     @lsp_method(lsp.TEXT_DOCUMENT_DID_OPEN)
     def lsp_text_document__did_open(self, params: lsp.DidOpenTextDocumentParams) -> None:
+        """Take an opened file, and check all files."""
         document = params.text_document
         self._server.documents.open(document.uri, document.text, document.version)
         self._server.check_soon()
 
     @lsp_method(lsp.TEXT_DOCUMENT_DID_CHANGE)
     def lsp_text_document__did_change(self, params: lsp.DidChangeTextDocumentParams) -> None:
+        """Take the changes of a file, and check all files."""
         document = params.text_document
         self._server.documents.change(document.uri, list(params.content_changes), document.version)
         self._server.check_soon()
 
     @lsp_method(lsp.TEXT_DOCUMENT_DID_CLOSE)
     def lsp_text_document__did_close(self, params: lsp.DidCloseTextDocumentParams) -> None:
+        """Forget a closed file and its figures, and check the others, which may read it from the disk now."""
         buffer = self._server.documents.buffers.get(params.text_document.uri)
         self._server.documents.close(params.text_document.uri)
         if buffer is not None:
@@ -98,7 +101,7 @@ class _Protocol(LanguageServerProtocol):
 
 @attrs.frozen
 class View:
-    """A buffer with what requests about it need."""
+    """An open file for the answer to one request: its text, the texts of other files, its project and its declarations."""
 
     buffer: TextBuffer
     texts: OpenTexts
@@ -138,6 +141,7 @@ class Server(LanguageServer):
     # Views
 
     def view(self, uri: str) -> View | None:
+        """Return an open file with its declarations and its project; None if the file is unknown."""
         buffer = self.documents.of_uri(uri)
         if buffer is None:
             return None
@@ -161,6 +165,7 @@ class Server(LanguageServer):
             self._checker = asyncio.get_running_loop().create_task(self._check_all())
 
     async def _check_all(self) -> None:
+        """Check files whose texts have changed until none is left, and publish the diagnostics."""
         while self._is_dirty:
             self._is_dirty = False
             texts = self.documents.texts()
@@ -188,6 +193,7 @@ class Server(LanguageServer):
         ]
 
     def _publish(self) -> None:
+        """Send the diagnostics of all files, and an empty list for files that have none any more."""
         found = checks.published(self.checks, self.documents)
         for uri in sorted(self._shown - found.keys()):
             self.text_document_publish_diagnostics(lsp.PublishDiagnosticsParams(uri, []))
@@ -276,6 +282,8 @@ def feature(method: str, options: object = None) -> Callable[[Handler], Callable
     """Register a handler. A document that does not exist has no answer; an error in the handler is logged, and has none."""
 
     def register(handler: Handler) -> Callable[[Any], Any]:
+        """Register a handler of requests about an open file; for a file that is not open the answer is None."""
+
         async def answer_later(params: Any) -> Any:
             with logged(method):
                 view = server.view(params.text_document.uri)
@@ -305,6 +313,7 @@ def logged(method: str) -> Iterator[None]:
 
 @server.feature(lsp.INITIALIZE)
 def initialize(params: lsp.InitializeParams) -> None:
+    """Take the encoding of positions and the options of the editor."""
     encoding = server.workspace.position_encoding
     server.documents.encoding = str(getattr(encoding, "value", encoding))
     configure(params.initialization_options)
@@ -328,6 +337,7 @@ def shutdown(params: None) -> None:
 
 @server.feature(lsp.WORKSPACE_DID_CHANGE_CONFIGURATION)
 def changed_configuration(params: lsp.DidChangeConfigurationParams) -> None:
+    """Take new options, under which all open files are looked at again."""
     configure(params.settings)
     for buffer in server.documents.buffers.values():
         server._renew(buffer.uri, buffer.text)
@@ -356,6 +366,7 @@ def changed_files(params: lsp.DidChangeWatchedFilesParams) -> None:
 
 @feature(lsp.TEXT_DOCUMENT_DEFINITION)
 def definition(view: View, params: lsp.DefinitionParams) -> lsp.Location | None:
+    """Return the place where the symbol at the cursor is declared; of a module, the start of its file."""
     found = view.at(params.position)
     if found is None:
         return None
@@ -396,6 +407,7 @@ def highlight(view: View, params: lsp.DocumentHighlightParams) -> list[lsp.Docum
 
 @feature(lsp.TEXT_DOCUMENT_PREPARE_RENAME)
 def prepare_rename(view: View, params: lsp.PrepareRenameParams) -> lsp.PrepareRenamePlaceholder | None:
+    """Return the name at the cursor and its range, if it can be renamed."""
     found = view.at(params.position)
     if found is None:
         return None
@@ -407,6 +419,7 @@ def prepare_rename(view: View, params: lsp.PrepareRenameParams) -> lsp.PrepareRe
 
 @feature(lsp.TEXT_DOCUMENT_RENAME, lsp.RenameOptions(prepare_provider=True))
 async def rename(view: View, params: lsp.RenameParams) -> lsp.WorkspaceEdit | None:
+    """Return the edits that rename the symbol at the cursor in all open files."""
     found = view.at(params.position)
     if found is None:
         return None
@@ -435,6 +448,7 @@ def refusing() -> Iterator[None]:
 
 @feature(lsp.TEXT_DOCUMENT_HOVER)
 async def show_hover(view: View, params: lsp.HoverParams) -> lsp.Hover | None:
+    """Explain the name, keyword or op at the cursor, with figures of the layouts where they are known."""
     line, column = view.buffer.place(params.position)
     found = view.at(params.position)
     word = view.buffer.line(line)
@@ -462,6 +476,7 @@ def _word(line: str, column: int) -> str:
 
 
 def _completion(view: View, position: lsp.Position) -> completion.Completion:
+    """Return the completion at a position, with snippets if the editor takes them."""
     beside = (file for file in view.texts.beside(view.buffer.file))
     capabilities = server.client_capabilities.text_document
     item = capabilities.completion.completion_item if capabilities and capabilities.completion else None
@@ -518,6 +533,7 @@ def formatting(view: View, params: lsp.DocumentFormattingParams) -> list[lsp.Tex
 
 @feature(lsp.TEXT_DOCUMENT_INLAY_HINT)
 async def inlay_hints(view: View, params: lsp.InlayHintParams) -> list[lsp.InlayHint]:
+    """Return hints with figures of the chosen layouts for the lines on the screen."""
     known = await server.figures_for(view, server.chosen_cases(view), HINTS_WAIT)
     first, last = params.range.start.line + 1, params.range.end.line + 1
     return hover.hints(view.file, known, view.buffer, first, last)
@@ -525,6 +541,7 @@ async def inlay_hints(view: View, params: lsp.InlayHintParams) -> list[lsp.Inlay
 
 @feature(lsp.TEXT_DOCUMENT_CODE_LENS, lsp.CodeLensOptions())
 async def code_lens(view: View, params: lsp.CodeLensParams) -> list[lsp.CodeLens]:
+    """Return the lines above models and layouts: figures, and commands to choose and to search."""
     cases = server.cases(view)
     await server.figures_for(view, cases, HINTS_WAIT)
     chosen = dict(server.chosen_cases(view))
@@ -536,6 +553,7 @@ async def code_lens(view: View, params: lsp.CodeLensParams) -> list[lsp.CodeLens
 
 @feature(lsp.TEXT_DOCUMENT_CODE_ACTION, lsp.CodeActionOptions([lsp.CodeActionKind.QuickFix]))
 async def code_actions(view: View, params: lsp.CodeActionParams) -> list[lsp.CodeAction]:
+    """Return the fixes at a place, unless the editor wants other kinds of actions."""
     wanted = params.context.only
     if wanted and not any(
         lsp.CodeActionKind.QuickFix.value.startswith(getattr(o, "value", o)) for o in wanted
@@ -572,6 +590,7 @@ def command(
     """Register a command, whose arguments are texts; those after the required ones may be left out."""
 
     def register(handler: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        """Register a handler of a command; its first `required` arguments have to be strings."""
         count = len(inspect.signature(handler).parameters)
 
         async def answer(*arguments: Any) -> Any:

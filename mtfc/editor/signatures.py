@@ -29,7 +29,10 @@ class CallSignature:
 
 
 def of_declared(decl: ast.FnDecl | ast.OptimizerDecl, text: str, name: str = "") -> CallSignature:
-    """Return the signature of a function or an optimizer. text: of its file. name: in place of the declared one."""
+    """Return the signature of a function or an optimizer.
+
+    text: the text of its file. name: a name in place of the declared one.
+    """
     generics, result, given = (
         list[str](),
         "",

@@ -109,6 +109,7 @@ def _kind(token: Token, code: Sequence[Token], index: int) -> TokenKind | None:
 
 
 def _of_name(token: Token, code: Sequence[Token], index: int) -> TokenKind:
+    """Return the kind of a name: a builtin that is called, a dtype, or any other name."""
     after = _text(code, index + 1)
     if token.text in FUNCTIONS and after == "(":
         return "builtin"

@@ -148,6 +148,7 @@ def _placements(
 
 
 def _models(file: ast.File, scope: Scope) -> dict[str, Model]:
+    """Return the models of a file by name, and make their dimensions known to the layouts that follow."""
     places: dict[str, Span] = {}
     decls = [
         decl for decl in declarations_of(file, ast.ModelDecl) if scope.declare("model", decl.name, places)
@@ -161,6 +162,7 @@ def _models(file: ast.File, scope: Scope) -> dict[str, Model]:
 
 
 def _chosen(models: Mapping[str, Model], name: str | None, scope: Scope) -> Iterable[Model]:
+    """Return the model of `--model`, or all models without it; none, with a diagnostic (E106), for an unknown name."""
     if name is None:
         return models.values()
     if name not in models:
@@ -205,6 +207,7 @@ def _expressions(node: ast.Node) -> Iterator[ast.Node]:
 
 
 def _check(node: ast.Node, scope: Scope, values: Collection[str]) -> None:
+    """Report unknown functions and dimensions, and the operator `@`, in a body that is not elaborated."""
     if isinstance(node, ast.Call) and not _exists(node.function, scope):
         unknown_function(scope, node.function, values, USAGES)
     if isinstance(node, ast.Binary) and node.op == "@":

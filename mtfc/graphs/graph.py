@@ -125,7 +125,7 @@ class Graph(GraphWriter):
     def input(self, name: str, *dims: Dim | str, dtype: Any = "f32", **sizes: int) -> GraphTensor:
         """Add an input: `g.input("x", batch, io)`, or with new dimensions `g.input("x", batch=64, io=128)`.
 
-        dtype: its name, or that of NumPy or JAX, such as `numpy.int32`.
+        dtype: the name of a dtype, or a dtype of NumPy or JAX, such as `numpy.int32`.
         """
         if self._body.around is not None:
             self.refuse("a function has no inputs: give it arguments")
@@ -236,6 +236,7 @@ class Graph(GraphWriter):
         self._declare(f"layout {self._identifier(name, 'a layout')}{where} = {' '.join(body.split())}")
 
     def _declare(self, text: str) -> None:
+        """Add a declaration to the file, with the place of the call in a comment."""
         self._check_open()
         self._parsed(text)
         self._declarations.append(text + comment(self.place()))

@@ -64,7 +64,7 @@ class GraphBody:
 
 @attrs.frozen
 class StatementCheck:
-    """The errors of a statement, and the text that they point into. types: those of the results, if there are no errors."""
+    """The errors of a statement, and the text that they point into. types: the types of the results, if there are no errors."""
 
     errors: Sequence[Diagnostic]
     text: str
@@ -163,8 +163,8 @@ Argument = Any
 class GraphTensor:
     """A value of a graph: a variable of its program. Arithmetic and comparisons make further values.
 
-    place: the line of Python that made it. loop: the loop that it belongs to, None outside of loops. body: that of the model, or
-    of the function that it belongs to.
+    place: the line of Python that made it. loop: the loop that it belongs to, None outside of loops. body: the body of the
+    model, or of the function that it belongs to.
     """
 
     graph: GraphWriter
@@ -224,6 +224,7 @@ class GraphTensor:
 
 
 def _operator(symbol: str, turned: bool = False) -> Callable[[GraphTensor, Argument], GraphTensor]:
+    """Return a method of tensors for an operator. turned: the tensor is the right operand."""
     text = f"{{}} {symbol} {{}}"
 
     def method(self: GraphTensor, other: Argument) -> GraphTensor:
@@ -483,6 +484,7 @@ class GraphWriter:
         return name
 
     def _loops(self) -> Iterator[GraphLoop]:
+        """Yield the loops around this place, the innermost first."""
         loop = self.loop
         while loop is not None:
             yield loop
@@ -501,6 +503,7 @@ class GraphWriter:
         return f"({number!r})" if number < 0 else repr(number)
 
     def _no_argument(self, value: Argument) -> NoReturn:
+        """Refuse a value that is no argument of an operation; help about an array says how to declare it."""
         help = None
         if hasattr(value, "__array__") or hasattr(value, "shape"):
             help = "an array is given when the program runs: declare it with `g.input`, or `g.param`"
@@ -508,6 +511,7 @@ class GraphWriter:
         self.refuse(f"expected a tensor of the graph, a number or a dimension, found {shown}", help)
 
     def _dim(self, value: Dim | str) -> Dim:
+        """Return a dimension of the graph by its name, or the same dimension; refuse any other."""
         known = self._dims.get(value.name if isinstance(value, Dim) else str(value))
         if known is None or (isinstance(value, Dim) and value != known):
             shown = f"{value.name} of size {value.size}" if isinstance(value, Dim) else repr(value)
@@ -524,6 +528,7 @@ class GraphWriter:
         return name
 
     def _identifier(self, name: object, what: str) -> str:
+        """Return a name that the language allows; refuse any other. what: the thing with this name."""
         if not isinstance(name, str) or not NAME.fullmatch(name) or name in RESERVED:
             self.refuse(
                 f"{name!r} cannot name {what}: a name has letters, digits and `_`, and is no reserved word"

@@ -74,6 +74,7 @@ def _append(
 
 
 def _slice(builder: Builder, stack: Value, dim: Dim, number: int, one: Dim) -> Value:
+    """Append the slice of a stack at a position; return it without the dimension."""
     part = builder("slice", stack, name=stack.name, source=dim, target=one, start=number, stride=1)
     dims = tuple(each for each in part.type.dims if each != one)
     return builder("reshape", part, name=stack.name, dims=dims)

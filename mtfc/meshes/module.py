@@ -67,7 +67,7 @@ def generate(program: MultiMeshProgram, backend: str) -> str:
 
 
 class _Module:
-    """The parts of a module that both backends share. files: those of its prelude."""
+    """The parts of a module that both backends share. files: the files of its prelude."""
 
     files: ClassVar[tuple[str, ...]]
 
@@ -238,7 +238,8 @@ class _Calls:
     def __init__(self, module: _Module, function: CutFunction) -> None:
         """Start a function.
 
-        form: its signature. names: those of segments. travels: arrays between meshes. reads: the variables that results read.
+        form: its signature. names: the functions of its segments. travels: arrays between meshes. reads: the variables
+        that results read.
         """
         self.module, self.function = module, function
         self.form = FORMS[function.name]
@@ -310,6 +311,7 @@ class _Calls:
         return self.reads[-1]
 
     def _results(self) -> Iterator[str]:
+        """Yield the statements that collect the results in dicts and return these."""
         groups = self.form.groups(self.function.whole)
         names = {name: f"new_{name}" if name in LOCALS and name != "outputs" else name for name in groups}
         for group, outputs in groups.items():

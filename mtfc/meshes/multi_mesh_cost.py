@@ -19,8 +19,8 @@ from mtfc.meshes.segments import CutFunction, MeshPlace
 class Travel:
     """A value that is sent from one place to another.
 
-    span: the line that makes it. bytes: those that arrive at all devices of the target. maker, reader: the numbers of segments;
-    maker is None for an argument, reader is None if the function returns the value.
+    span: the line that makes it. bytes: the bytes that arrive at all devices of the target. maker, reader: the numbers of
+    segments; maker is None for an argument, reader is None if the function returns the value.
     """
 
     value: str
@@ -34,7 +34,10 @@ class Travel:
 
 @attrs.frozen
 class MultiMeshCost:
-    """The cost of a model under a layout of several meshes. meshes: that of each mesh, per device; travels: in a step."""
+    """The cost of a model under a layout of several meshes.
+
+    meshes: the cost of each mesh, per device; travels: the values that travel in a step.
+    """
 
     layout: str
     trains: bool
@@ -92,6 +95,7 @@ def _pipelines(functions: Iterable[Function], part: MeshPart) -> Iterator[Pipeli
 
 
 def _charges(function: CutFunction, part: int, mesh: Mesh) -> Iterator[Charge]:
+    """Yield the charges of the segments on a mesh."""
     for each in function.segments:
         if each.part == part:
             yield from charges(each.function, Numbers(mesh))

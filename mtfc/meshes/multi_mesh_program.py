@@ -66,6 +66,7 @@ class MultiMeshProgram:
 
     @cached_property
     def functions(self) -> tuple[CutFunction, ...]:
+        """The functions of the program, cut into segments and lowered."""
         whole = self.differentiated
         _, parts = self._pipelined
         return tuple(_lowered(cut(whole, function, parts)) for function in whole.functions)

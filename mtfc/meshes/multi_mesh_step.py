@@ -76,8 +76,10 @@ def multi_mesh_step(multi_mesh: MultiMeshProgram, hardware: Hardware) -> MultiMe
     function = multi_mesh.function("step" if cost.trains else "forward")
     timed = _TimedStep(
         multi_mesh.meshes,
-        [each.part for each in function.segments],
-        [step_time(each.function, multi_mesh.meshes[each.part], hardware) for each in function.segments],
+        [
+            (each.part, step_time(each.function, multi_mesh.meshes[each.part], hardware))
+            for each in function.segments
+        ],
         [_travel_time(each, multi_mesh.meshes, hardware) for each in cost.travels],
     )
     graph = TaskGraph(timed.tasks())
@@ -95,28 +97,27 @@ def multi_mesh_step(multi_mesh: MultiMeshProgram, hardware: Hardware) -> MultiMe
         timed.busy,
         tuple(timed.mesh_lines(part) for part in range(len(multi_mesh.parts))),
         tuple(timed.travels),
-        frozenset[str]().union(*(step.dtypes for step in timed.steps)),
+        frozenset[str]().union(*(step.dtypes for _, step in timed.segments)),
         tuple(events),
     )
 
 
 @attrs.frozen
 class _TimedStep:
-    """The segments of a step and the values that travel, with their times. parts, steps: the mesh and the time of each segment.
+    """The segments of a step and the values that travel, with their times. segments: the number of the mesh and the time of each.
 
     The id of a task has two numbers: those of the segment that reads the value and of the travel, or those of the segment and of
     all travels.
     """
 
     meshes: Sequence[Mesh]
-    parts: Sequence[int]
-    steps: Sequence[StepTime]
+    segments: Sequence[tuple[int, StepTime]]
     travels: Sequence[TravelTime]
 
     def tasks(self) -> Iterator[Task]:
         """Yield the tasks of segments, and before each one the travels that it waits for."""
         last: dict[int, Id] = {}
-        for number, (part, step) in enumerate(zip(self.parts, self.steps, strict=True)):
+        for number, (part, step) in enumerate(self.segments):
             arriving = list(self._travels_to(number))
             yield from arriving
             previous = [last[part]] if part in last else []
@@ -131,7 +132,7 @@ class _TimedStep:
             if each.travel.reader == reader:
                 maker = each.travel.maker
                 waits_for = () if maker is None else (self._segment(maker),)
-                id = (len(self.steps) if reader is None else reader, order)
+                id = (len(self.segments) if reader is None else reader, order)
                 yield Task(id, each.link, each.seconds, waits_for)
 
     def _segment(self, number: int) -> Id:
@@ -146,35 +147,33 @@ class _TimedStep:
             end = start + task.seconds
             yield Event(task.device, travel.value, start, end, travel.span, "forward", detail)
             return
-        for event in self.steps[number].events:
+        for event in self.segments[number][1].events:
             device = f"{task.device}: {event.device}"
             yield attrs.evolve(event, device=device, start=event.start + start, end=event.end + start)
 
     @property
     def lines(self) -> dict[Span | None, Seconds]:
         """The seconds of each line of the source, in all segments and travels."""
-        entries = [entry for step in self.steps for entry in step.lines.items()]
+        entries = [entry for _, step in self.segments for entry in step.lines.items()]
         entries += [(each.travel.span, Seconds(communication=each.seconds)) for each in self.travels]
         return sums(entries)
 
     def mesh_lines(self, mesh: int) -> dict[Span | None, Seconds]:
         """Return the seconds of each line of the source in the segments of a mesh."""
-        pairs = zip(self.parts, self.steps, strict=True)
-        return sums(entry for part, step in pairs if part == mesh for entry in step.lines.items())
+        return sums(entry for part, step in self.segments if part == mesh for entry in step.lines.items())
 
     @property
     def busy(self) -> tuple[float, ...]:
         """The seconds of the segments of each mesh."""
-        pairs = list(zip(self.parts, self.steps, strict=True))
         return tuple(
-            sum(step.seconds for part, step in pairs if part == number) for number in range(len(self.meshes))
+            sum(step.seconds for part, step in self.segments if part == number)
+            for number in range(len(self.meshes))
         )
 
     @property
     def ideal(self) -> float:
         """The seconds of the arithmetic at the peak rate of all devices."""
-        pairs = zip(self.parts, self.steps, strict=True)
-        work = sum(step.ideal * self.meshes[part].devices for part, step in pairs)
+        work = sum(step.ideal * self.meshes[part].devices for part, step in self.segments)
         return work / sum(mesh.devices for mesh in self.meshes)
 
 

@@ -130,6 +130,7 @@ class _Cut:
         self.alone = [o.value for o in self.function.outputs if o.value not in self.homes]
 
     def run(self) -> CutFunction:
+        """Return the function in segments. Outputs that no part computes belong to a last segment of the rest."""
         groups = list(_Schedule(self).groups())
         if self.alone:
             groups.append((rest_of(self.parts), []))
@@ -180,7 +181,7 @@ class _Cut:
     ) -> Segment:
         """Return a segment. last: value -> the segment that has it last. read: value -> the segments that read it.
 
-        number: that of the segment. part: its mesh. stored: the names of stored arrays.
+        number: the number of the segment. part: the number of its mesh. stored: the names of stored arrays.
         """
         leaving = [output for output in self.function.outputs if last.get(output.value) == number]
         updating = {o.name: o for o in leaving if o.updates is not None and self._is_at_home(o, part)}

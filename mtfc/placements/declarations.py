@@ -60,7 +60,10 @@ class DeclaredPlacement:
 def declare_placements(
     decls: Iterable[ast.PlacementDecl], machines: Mapping[str, Machine | None], scope: Scope
 ) -> tuple[DeclaredPlacement, ...]:
-    """Return the placements whose declarations have no error. machines: those that the file declares, or None for an error."""
+    """Return the placements whose declarations have no error.
+
+    machines: the machines that the file declares; None for one with an error.
+    """
     places: dict[str, Span] = {}
     decls = [decl for decl in decls if scope.declare("placement", decl.name, places)]
     found = (_placement(decl, machines, scope) for decl in decls)
@@ -154,6 +157,7 @@ def _placed(
 
 
 def _degree(node: ast.Degree, scope: Scope) -> tuple[Dim, int] | None:
+    """Return a dimension and the number of its parts; None, with a diagnostic (E319), if it does not divide evenly."""
     dim, parts = scope.dim(node.dim, "E303"), integer(node.parts, scope)
     if dim is None or parts is None:
         return None

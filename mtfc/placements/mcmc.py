@@ -167,6 +167,7 @@ class McmcSearch:
         return best, is_local
 
     def _keep(self, found: EvaluatedStrategy) -> EvaluatedStrategy:
+        """Note a strategy if it is the best so far, and return it."""
         if self.best is None or found.seconds < self.best.seconds:
             self.best = found
             self.history.append(

@@ -162,6 +162,7 @@ def placed_step(tasks: StrategyTasks, found: EvaluatedStrategy) -> PlacedStep:
 
 
 def _lines(tasks: StrategyTasks, found: EvaluatedStrategy) -> dict[Span | None, Attribution]:
+    """Return the part of the step of each source line."""
     operators = tasks.graph.operators
     found_by = attributions(tasks, found).items()
     return sums((None if number is None else span_of(operators[number]), each) for number, each in found_by)

@@ -85,6 +85,7 @@ class SimulatedPlacement(SimulatedStep[PlacedStep, Machine]):
         return zip(names, self.step.computing, self.step.device_memory, strict=True)
 
     def _line_json(self, figure: Attribution) -> Mapping[str, Any]:
+        """Return the figures of a line, which adds up to the step with all others."""
         return {
             "compute_seconds": figure.compute,
             "exposed_communication_seconds": figure.exposed,
@@ -106,6 +107,7 @@ class SimulatedPlacement(SimulatedStep[PlacedStep, Machine]):
         ]
 
     def _tables(self) -> Sequence[list[str]]:
+        """Return a table of the devices: seconds of computation, their share of the step, and memory."""
         rows = [["device", "computes", "of the step", "memory"]]
         for name, seconds, memory in self._devices():
             share = share_text(seconds, self.step.seconds)
@@ -113,6 +115,7 @@ class SimulatedPlacement(SimulatedStep[PlacedStep, Machine]):
         return (aligned(rows, right=range(4)),)
 
     def _cells(self, figure: Attribution) -> Iterator[str]:
+        """Yield the figures of a line as text, in the order of `heads`."""
         yield from (seconds_text(each) if each else "" for each in (figure.compute, figure.exposed))
         yield share_text(figure.time, self.step.seconds)
         yield from (bytes_text(each) if each else "" for each in (figure.sent, figure.memory))

@@ -79,7 +79,7 @@ def best_strategy(
 
 @attrs.define(eq=False)
 class _Search:
-    """least: a lower bound of all strategies but the best. sets, simulated: numbers of sets and strategies that were visited."""
+    """A search for a proof. least: a bound of all strategies but the best. sets, simulated: the numbers of visited ones."""
 
     evaluator: StrategyEvaluator
     choices: Sequence[Sequence[Configuration]]
@@ -127,6 +127,7 @@ class _Search:
         ]
 
     def _simulate(self, chosen: Sequence[int]) -> None:
+        """Simulate the strategy of some configurations, by number, and keep it if it is the best."""
         self.simulated += 1
         strategy = tuple(options[i] for options, i in zip(self.choices, chosen, strict=True))
         found = self.evaluator.full(strategy, self.best.seconds)
@@ -207,11 +208,13 @@ class PlacementSpace:
         return main_devices(self.hardware, self.devices)
 
     def data_parallel(self) -> EvaluatedStrategy:
+        """Evaluate data parallelism."""
         return self.evaluator.full(
             data_parallel_strategy(self.graph, self.everything or self.choices, self.main)
         )
 
     def expert(self) -> EvaluatedStrategy:
+        """Evaluate the strategy of an expert, as FlexFlow's paper compares with."""
         choices = self.everything or self.choices
         node = node_size(self.hardware, self.main)
         return self.evaluator.full(expert_strategy(self.graph, choices, node, self.main))
@@ -230,7 +233,7 @@ def placement_space(
 
     parts: the number of parts that an operator may have, if larger than the number of devices. Such a space is for
     evaluation, not for search. times: measured times of parts and transfers. is_limited: False if strategies may need more memory
-    than there is. operators: those of the program, if they are known.
+    than there is. operators: the operators of the program, if they are known.
     """
     compile_loops()
     graph = operators or operators_of(program)

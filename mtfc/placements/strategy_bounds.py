@@ -30,10 +30,10 @@ from mtfc.placements.task_graph_builder import Array, TaskBlocks
 class TransferTimes:
     """Seconds by step, configuration of its operator, and part; -inf where there is no wait.
 
-    operator: of each step. loss: the step that makes the loss, or -1. parts [operator, configuration]: number of parts.
-    forward, backward [step, configuration]: least seconds of a part. makers, users [use]: steps. taken, returned [use, of maker,
-    of user, part of maker, part of user]: from the end of the maker's forward pass to the start of the user's, and from the
-    end of the user's backward pass to the start of the maker's.
+    operator: the operator of each step. loss: the step that makes the loss, or -1. parts [operator, configuration]: number
+    of parts. forward, backward [step, configuration]: least seconds of a part. makers, users [use]: steps. taken, returned
+    [use, of maker, of user, part of maker, part of user]: from the end of the maker's forward pass to the start of the
+    user's, and from the end of the user's backward pass to the start of the maker's.
 
     updated [step, configuration, part]: from the end of the backward pass to the end of updates that its operator alone
     determines. sharers, others [pair]: a step, and another operator with common parameters. shared [pair, own configuration, the

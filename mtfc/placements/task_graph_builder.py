@@ -425,7 +425,10 @@ def _server(bundle: int, graph: FlatGraph) -> int:
 def _add_server_sum(
     own: int, i: int, members: Array, size: int, server: int, graph: FlatGraph, out: BlockBuffers
 ) -> Any:
-    """Add a sum of `size` bytes on each of some devices, by a server; return its first and its last task."""
+    """Let a server add `size` bytes of each member, and send the sum back; return the first and the last task.
+
+    own: the number of the block that the tasks belong to. i: its row in the buffers.
+    """
     start = _add_task(out, graph.idle, 0.0)
     for device in range(len(members)):
         if members[device]:
@@ -635,7 +638,10 @@ def _regions_used(bundle: int, parameter: int, placement: FlatPlacement) -> Any:
 
 @jit_internal
 def _region_number(bounds: Array, count: int, numbers: Array, begin: int, likely: int) -> int:
-    """Return the region with the bounds that begin at `begin` among numbers, or else `count`."""
+    """Return the number of the region whose bounds stand in `numbers` from `begin` on; `count` if there is none.
+
+    likely: the region to compare first.
+    """
     for k in range(count):
         region = (likely + k) % count
         is_same = True

@@ -29,6 +29,17 @@ def finite(data: Any) -> Any:
     return [*map(finite, data)] if isinstance(data, list | tuple) else data
 
 
+def scalars(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Return every figure by name, and each element of a vector as `NAME/INDEX`."""
+    found: dict[str, Any] = {}
+    for name, figure in figures.items():
+        if isinstance(figure, list):
+            found |= {f"{name}/{i}": number for i, number in enumerate(figure)}
+        else:
+            found[name] = figure
+    return found
+
+
 def figure_text(figure: Figure, text: Callable[[float], str] = "{:.6g}".format) -> str:
     """Return a figure as text; of a long vector, the first and the last elements."""
     if not isinstance(figure, list):

@@ -98,6 +98,7 @@ def _loops(cost: PlacedCost) -> list[str]:
 
 
 def _pipeline(each: PipelineCost) -> str:
+    """Return a line about a pipeline: stages, micro-batches, idle ticks and kept bytes."""
     chunks = f" of {each.chunks} chunks" if each.chunks > 1 else ""
     kept = f", keeps {_bytes(each.kept)} for the backward pass" if each.kept else ""
     return (
@@ -212,6 +213,7 @@ def comparison(costs: Sequence[PlacedCost]) -> str:
 
 
 def _work_and_memory(costs: Sequence[PlacedCost]) -> list[str]:
+    """Return a table of the FLOPs and the memory of each layout."""
     rows = [["layout", "devices", "computed", *costs[0].memory.parts()]]
     for cost in costs:
         computed, held = _flops(total(cost.step).flops), map(_bytes, cost.memory.parts().values())
@@ -301,11 +303,12 @@ def _leading(layouts: Sequence[LayoutFormulas]) -> Iterator[str]:
 
 
 def _pieces(formula: str) -> list[str]:
-    """Return the terms of the text, each with its sign."""
+    """Return the terms of a formula's text, each with its sign."""
     return re.split(" (?=[+-] )", formula)
 
 
 def _all_terms(layout: LayoutFormulas) -> Iterator[str]:
+    """Yield each figure of a layout with its value and its whole formula."""
     yield ""
     yield from heading(layout.cost)
     memory = layout.bytes
@@ -337,6 +340,7 @@ def layout_json(cost: PlacedCost) -> dict[str, Any]:
 
 
 def _pipeline_json(each: PipelineCost) -> dict[str, Any]:
+    """Return the record of a pipeline."""
     return {
         "line": each.span.line if each.span else None,
         "loop": each.loop,
@@ -427,6 +431,7 @@ def _rows(each: SentArray, own: str | None) -> Iterator[list[str]]:
 
 
 def _because(cause: CollectiveCause | None, each: SentArray, own: str | None) -> list[str]:
+    """Return the rule and the line that lead to a collective."""
     if cause is None:
         return ["", "neighbours along a dimension that is split"]
     text = f"{_place(cause.span, own)} {cause.what}"
@@ -444,6 +449,7 @@ def _place(span: Span | None, own: str | None) -> str:
 
 
 def _by_rule(found: Sequence[SentArray]) -> list[str]:
+    """Return a table of the bytes that each written rule has a part in, the most first."""
     totals: dict[AppliedRule, int] = sums(
         (rule, each.bytes)
         for each in found
@@ -580,6 +586,7 @@ def _figures(sign: int, cost: PlacedCost) -> Iterator[tuple[Span | None, KeptLin
 
 
 def _cause_cells(line: KeptLine) -> list[str]:
+    """Return the figures of a line as text; nothing for those that are not positive."""
     texts = (bytes_text, bytes_text, count_text, bytes_text)
     figures = zip(texts, attrs.astuple(line), strict=True)
     return [text(figure) if figure > 0 else "" for text, figure in figures]

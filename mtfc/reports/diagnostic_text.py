@@ -86,6 +86,7 @@ class _Renderer:
     color: bool
 
     def text(self) -> str:
+        """Return the diagnostic as text: title, source lines by file with marks below them, and help."""
         diagnostic = self.diagnostic
         title = self._paint(f"{diagnostic.severity}[{diagnostic.code}]", self._severity_color())
         rows = [title + self._paint(f": {_visible(diagnostic.message)}", PLAIN)]
@@ -129,6 +130,7 @@ class _Renderer:
             yield f"{self._bar()} {' ' * column}{self._paint(message, BLUE)}"
 
     def _underline(self, window: _Window, marks: Sequence[_Mark]) -> str:
+        """Return the row of marks below a source line: `^` of the diagnostic over `-` of its labels."""
         row: list[str] = []
         for mark in sorted(marks, key=lambda mark: mark.sign == "^"):
             start = window.column(mark.start)
@@ -162,6 +164,7 @@ class _Window:
 
     @classmethod
     def around(cls, line: str, marks: Iterable[_Mark]) -> _Window:
+        """Return the part of a source line that is shown; of a long one it begins a little before the first mark."""
         first = 0 if len(line) <= WINDOW else max(0, min(mark.start for mark in marks) - BEFORE)
         cells = [_cell(character) for character in line[first : first + WINDOW]]
         before, after = "…" * (first > 0), "…" * (first + WINDOW < len(line))
@@ -206,6 +209,7 @@ def _cell(character: str) -> str:
 
 
 def _width(character: str) -> int:
+    """Return the columns that a character takes on a terminal."""
     if unicodedata.combining(character):
         return 0
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1

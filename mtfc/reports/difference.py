@@ -207,8 +207,8 @@ class ComparedLine:
 class StepDifference:
     """The figures of a model's step under two layouts or placements: of the whole step, and by line of the user's file.
 
-    names: of both. totals: the figures of the whole step by name. rows: further rows of their table, before and after them.
-    notes: lines at the end of the report. others: further keys of the JSON record.
+    names: the names of both layouts. totals: the figures of the whole step by name. rows: further rows of their table,
+    before and after them. notes: lines at the end of the report. others: further keys of the JSON record.
     """
 
     model: str

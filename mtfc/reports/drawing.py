@@ -130,6 +130,7 @@ def _place(parts: Mapping[int, int], type: TensorType, mesh: Mesh) -> dict[str, 
 
 
 def _held(part: Sequence[int], order: Sequence[int], type: TensorType, degrees: Sequence[int]) -> str:
+    """Return the positions that a part of an array has along each split dimension: `io 0:64, cols 64:128`."""
     texts = []
     for i, number in zip(order, part, strict=False):
         step = type.dims[i].size // degrees[i]

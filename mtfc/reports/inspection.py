@@ -106,7 +106,7 @@ class StepFigures:
 
 @attrs.frozen
 class Inspection:
-    """A step as compiled, beside its prediction. cost: that of the layout. seconds: the time of the compilation.
+    """A step as compiled, beside its prediction. cost: the cost of the layout. seconds: the time of the compilation.
 
     roads: by the keys of `ROADS`, the figures that are predicted; those of our own program; and of a function of JAX those of
     `plan.apply`, and of the user's function with the shardings of arguments and results alone. texts: of source files.
@@ -246,6 +246,7 @@ class Inspection:
         return [head, *fitted([["line", "source", *heads], *rows])] if rows else []
 
     def _exceeding(self) -> list[str]:
+        """Return a table of the lines where XLA's partitioner sends more than `plan.step`, if there are any."""
         if not self.exceeding:
             return []
         rows = [["line", *self.heads.values(), ""]]

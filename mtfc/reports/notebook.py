@@ -78,12 +78,14 @@ def _layout(program: Program) -> str:
 
 
 def _parameters(program: Program) -> str:
+    """Return the numbers of parameters and of their elements in words."""
     numbers = sum(each.type.size for each in program.parameters)
     count = len(program.parameters)
     return f"{count} parameter{'s' * (count != 1)} of {numbers:,} numbers"
 
 
 def _functions(cost: PlacedCost) -> Iterable[tuple[str, str]]:
+    """Yield the work of the forward pass, and of the training step if there is one."""
     yield "forward, per device", _work(total(cost.forward))
     if cost.trains:
         yield "training step, per device", _work(total(cost.step))
@@ -94,6 +96,7 @@ def _work(totals: CostTotals) -> str:
 
 
 def _memory(cost: PlacedCost) -> str:
+    """Return the memory of a device in words: the whole, and its parts."""
     parts = {name: bytes_text(whole(amount)) for name, amount in cost.memory.parts().items()}
     sizes = ", ".join(f"{name} {size}" for name, size in parts.items() if name != "total")
     return f"{parts['total']}: {sizes}"

@@ -256,6 +256,7 @@ def _indivisible(result: LayoutSearchResult) -> str | None:
 
 
 def _no_better(result: LayoutSearchResult) -> str:
+    """Return that no layout which splits something is better, or that none was found."""
     less = "needs less memory" if result.objective == "memory" else "takes less time"
     if result.found.is_optimal:
         return f"no layout that splits something {less}"

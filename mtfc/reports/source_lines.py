@@ -164,6 +164,7 @@ def place_text(line: Line, own: str | None) -> str:
 
 
 def source_text(line: Line, texts: Mapping[str, Sequence[str]]) -> str:
+    """Return the text of a line; an empty one if it is unknown."""
     file, number = line
     text = texts.get(file, ())
     return text[number - 1].strip() if 0 < number <= len(text) else ""

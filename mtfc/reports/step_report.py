@@ -168,6 +168,7 @@ class SimulatedLayout(SimulatedStep[StepTime, Hardware]):
         return lasting(self.step.events)
 
     def _summary(self) -> list[str]:
+        """Return the title, the rules, and a table of the parts of the step."""
         step, (title, *rules) = self.step, heading(self.cost)
         servers = f", with {self.servers} parameter server{'s' * (self.servers > 1)}" if self.servers else ""
         rates, lanes = self._rates(step.dtypes), lanes_text("links in use", step.busy)
@@ -179,6 +180,7 @@ class SimulatedLayout(SimulatedStep[StepTime, Hardware]):
         yield share_text(figure.compute + figure.exposed, self.step.seconds)
 
     def _figures(self) -> dict[str, Any]:
+        """Return the figures of the step for JSON: times, links, and memory by kind."""
         return {
             "mesh": self.cost.mesh.sizes,
             **seconds_json(self.step.total),
@@ -273,6 +275,7 @@ def _machine_json(name: str, machine: Machine) -> dict[str, Any]:
 
 
 def _device_figures(hardware: Hardware) -> dict[str, Any]:
+    """Return the FLOP rates by dtype and the memory of a device, for JSON."""
     device = hardware.device
     return {
         "flops": {dtype: rate.peak for dtype, rate in device.flops.items()},
@@ -380,6 +383,7 @@ class SimulatedMeshes(SimulatedStep[MultiMeshStep, Hardware]):
         }
 
     def _summary(self) -> list[str]:
+        """Return the title, the time of the step, and notes about dtypes."""
         step, cost = self.step, self.step.cost
         unit = "training step" if cost.trains else "forward pass"
         meshes = ", ".join(f"{each.mesh.devices} devices of {each.mesh.name}" for each in cost.meshes)
@@ -395,6 +399,7 @@ class SimulatedMeshes(SimulatedStep[MultiMeshStep, Hardware]):
         return time_cells(figure)
 
     def _by_mesh(self) -> list[str]:
+        """Return a table of the meshes: devices, busy seconds, and memory of one device."""
         rows = [["mesh", "devices", "busy", "of the step", "memory"]]
         for mesh, seconds, held in self.step.by_mesh:
             fits = "" if held <= self.room else f", does NOT fit in {bytes_text(self.room)}"

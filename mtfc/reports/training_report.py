@@ -23,7 +23,7 @@ class TrainingStep:
     """A finished step. number: counted from 1. seconds: since the step before it ended.
 
     report: further scalars and short vectors of the step. evaluation: means over the evaluation data, if it ran after this step.
-    rate: tokens or examples a second. predicted: by the cost model, if a machine was named.
+    rate: tokens or examples a second. predicted: the prediction of the cost model, if a machine was named.
     """
 
     number: int
@@ -53,16 +53,6 @@ class TrainingStep:
         report = {f"report/{name}" if name in taken else name: value for name, value in self.report.items()}
         evaluation = {f"eval/{name}": value for name, value in self.evaluation.items()}
         return {"loss": self.loss, **report, **rest, **share, **evaluation}
-
-    def scalars(self) -> dict[str, float]:
-        """Return every figure by name, and each element of a vector as `NAME/INDEX`."""
-        found: dict[str, float] = {}
-        for name, figure in self.figures().items():
-            if isinstance(figure, list):
-                found |= {f"{name}/{i}": number for i, number in enumerate(figure)}
-            else:
-                found[name] = figure
-        return found
 
     def record(self) -> dict[str, Any]:
         """Return the JSON record; numbers that are not finite are None."""
@@ -106,7 +96,7 @@ class EvaluationSummary:
 
 @attrs.frozen
 class TrainingSummary:
-    """The figures of a training run that has ended. steps: those of this run. first: the number of steps before this run.
+    """The figures of a training run that has ended. steps: the steps of this run. first: the number of steps before this run.
 
     evaluation: of a run that had ended before, or whose last step was skipped. best: the best checkpoint, if a metric says which
     one it is.
@@ -157,6 +147,7 @@ class TrainingSummary:
         return "\n".join(aligned(rows, indent=""))
 
     def _evaluation(self) -> Mapping[str, float]:
+        """Return the means of the last evaluation; empty without one."""
         return self.evaluation or next(
             (each.evaluation for each in reversed(self.steps) if each.evaluation), {}
         )

@@ -167,6 +167,7 @@ def _placed_lines(best: PlacementSearchResult, asked: PlacementResult) -> list[C
 
 
 def _line(operator: Operator, file: str | None) -> Line:
+    """Return the user's line of an operator."""
     from mtfc.placements.placed_step import span_of
 
     span = span_of(operator)

@@ -27,6 +27,7 @@ from mtfc.frontend.syntax.parser import parse
 from tests import harness
 from tests.backends.cases import POSITIVE, UNARY
 from tests.backends.models import CUBE, DIMS, GRID, THIN, Build, data, dims, layout, meaning, model, two_layer
+from tests.sampling import some
 
 LAYOUTS = [
     (GRID, layout()),
@@ -188,7 +189,9 @@ OPS: list[tuple[Build, tuple[str, ...]]] = [
 ]
 
 
-@pytest.mark.parametrize(("mesh", "layout"), LAYOUTS, ids=lambda x: x.name if isinstance(x, Mesh) else "")
+@pytest.mark.parametrize(
+    ("mesh", "layout"), some(LAYOUTS, 3), ids=lambda x: x.name if isinstance(x, Mesh) else ""
+)
 @pytest.mark.parametrize(("build", "inputs"), OPS, ids=lambda x: x.__name__ if callable(x) else "")
 def test_ops(build: Build, inputs: tuple[str, ...], mesh: Mesh, layout: Layout) -> None:
     check(model(build, inputs), mesh, layout)

@@ -11,6 +11,7 @@ from mtfc.backends.jax import backend as jax_backend
 from mtfc.backends.numpy import backend as numpy_backend
 from mtfc.compiler.diagnostics import CompileError
 from tests.harness import agree, load
+from tests.sampling import some
 
 PROGRAM = """
 dim batch = 4
@@ -89,7 +90,7 @@ def programs() -> list[str]:
 PARTS = 10
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", some(range(PARTS), 3))
 def test_values_of_any_name(part: int) -> None:
     """Run all programs under one layout on NumPy, and every eleventh on JAX.
 

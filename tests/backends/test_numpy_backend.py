@@ -25,6 +25,7 @@ from mtfc.compiler.passes.pipelines import lower
 from tests.backends import models
 from tests.backends.cases import CASES, einsum, unary
 from tests.backends.small import DIMS, MESHES, Case, Move, data, moves, placements
+from tests.sampling import EVERY_CASE
 
 
 def close(found: Any, expected: Any, tolerance: float) -> None:
@@ -44,6 +45,7 @@ def run(program: Program, arrays: dict[str, Any], checked: bool = False) -> dict
 
 
 @pytest.mark.parametrize("name", CASES)
+@settings(max_examples=14 if EVERY_CASE else 6)
 @given(placement=placements())
 def test_every_op_means_the_same_on_every_placement(name: str, placement: tuple[Mesh, Layout]) -> None:
     """The interpreter, before and after lowering, the module and the checked module have equal values and dtypes."""

@@ -16,6 +16,7 @@ from mtfc.backends.common import emitter, repeats
 from mtfc.backends.common.arranging import arranged
 from mtfc.backends.common.inlining import inlined
 from mtfc.backends.jax.runtime import load
+from tests.sampling import some
 
 SIZE = 8
 
@@ -96,7 +97,7 @@ def without_inlining(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("layers", [2, 5, 12])
+@pytest.mark.parametrize("layers", some([2, 5, 12], 2))
 def test_loops_are_traced_as_the_statements_they_replace(
     layers: int, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,7 +155,7 @@ def language_model_step() -> Any:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("layers", [1, 2, 12])
+@pytest.mark.parametrize("layers", some([1, 2, 12], 2))
 def test_inlined_lines_are_traced_as_those_they_replace(
     layers: int, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -142,13 +142,16 @@ def test_ir_text_goes_on_where_it_ended(mtfc: Mtfc, folder: Path, last: str) -> 
     assert outcome.out == mtfc("compile", *options).out
 
 
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("stage", ["ir", "grad"])
-def test_global_ir_text_gets_a_layout(mtfc: Mtfc, folder: Path, stage: str) -> None:
-    assert mtfc("compile", "model.mtf", "--emit", stage, "--locations", "-o", "whole.ir").status == 0
+def test_global_ir_text_gets_a_layout(mtfc: Mtfc, folder: Path, stage: str, dtype: str) -> None:
+    """Updates stay in f32 where the model computes in bf16."""
+    model = ("model.mtf", "--set", f"precision.compute={dtype}")
+    assert mtfc("compile", *model, "--emit", stage, "--locations", "-o", "whole.ir").status == 0
     choice = ("--mesh", "rows:2;cols:3", "--layout", "batch:rows;classes:cols")
     outcome = mtfc("compile", "whole.ir", *choice, "--locations")
     assert outcome.status == 0, outcome.err
-    assert outcome.out == mtfc("compile", "model.mtf", *choice, "--locations").out
+    assert outcome.out == mtfc("compile", *model, *choice, "--locations").out
     assert "def train_step" in mtfc("compile", "whole.ir", *choice, "--emit", "jax").out
 
 

@@ -209,7 +209,7 @@ def test_gradients_have_the_sides_of_their_matrices() -> None:
     params = [array(8, 8)] * 3
     program = mtfc.from_jax(step, params, jax.eval_shape(optimizer.init, params), array(4, 8))
     axes = [[dim.name for dim in leaf.flat_dims] for leaf in program.imported.inputs]
-    weights = ["features", "params_0"]
+    weights = ["features", "hidden"]
     assert axes == [weights] * 3 + [[]] + [weights] * 6 + [["batch", "features"]]
     assert len(program.imported.renames) == 5
 
@@ -464,3 +464,15 @@ def test_updates_of_whole_arrays_are_arithmetic() -> None:
     found = interpreted(program, program_arguments(program, (x,)))
     for left, right in zip(found, whole_updates(x), strict=True):
         np.testing.assert_allclose(left, np.asarray(right), rtol=1e-6)
+
+
+def test_a_model_of_one_array_is_trained() -> None:
+    """A step returns it anew. A gradient is no new model, and a result of its shape is none without a backward pass."""
+
+    def loss(w: Any, x: Any) -> Any:
+        return jnp.mean((x @ w) ** 2)
+
+    args = jnp.ones((6, 4)), jnp.ones((2, 6))
+    functions = (lambda w, x: w - jax.grad(loss)(w, x)), jax.grad(loss), (lambda w, x: w * x.mean())
+    names = [mtfc.from_jax(each, *args).program.functions[-1].name for each in functions]
+    assert names == ["step", "forward", "forward"]

@@ -17,6 +17,7 @@ from mtfc.frontend.jaxpr.flat import AppliedPrimitive
 from tests.jax_functions.models import MODELS
 from tests.jax_functions.primitives import CASES
 from tests.jax_functions.test_primitives import imported
+from tests.sampling import some
 
 SKIPPED = {"matrices", "spectrum", "complex", "while_with_a_long_counter"}
 """Cases with complex numbers, or with too many elements."""
@@ -29,7 +30,7 @@ def checked(function: Callable[..., Any], *args: Any) -> ExactCase:
     return import_case(mtfc.from_jax(function, *args, parameters=()).imported, 0)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name not in OUT_OF_RANGE])
+@pytest.mark.parametrize("name", some((name for name in CASES if name not in OUT_OF_RANGE), 60))
 def test_a_right_import_is_no_alarm(name: str) -> None:
     found = import_case(imported(name)[0].imported, 0)
     assert found.ok
@@ -37,7 +38,7 @@ def test_a_right_import_is_no_alarm(name: str) -> None:
     assert found.skipped or found.found.elements > 0
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", some(MODELS, 5))
 def test_every_number_of_a_model_is_judged(name: str) -> None:
     function, args = MODELS[name]()
     found = import_case(mtfc.from_jax(function, *args).imported, 0)

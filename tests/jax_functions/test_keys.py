@@ -10,6 +10,7 @@ import pytest
 import mtfc
 from mtfc.compiler.search.usual_layouts import model_dims
 from tests.jax_functions.arguments import data
+from tests.sampling import some
 
 X = np.ones((8, 4), np.float32)
 KEYS = {"new": jax.random.key(1), "old": jax.random.PRNGKey(1), "rbg": jax.random.key(1, impl="rbg")}
@@ -36,7 +37,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KEYS)
+@pytest.mark.parametrize("kind", some(KEYS, 2))
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_returned_keys(name: str, kind: str) -> None:
     function, key = FUNCTIONS[name], KEYS[kind]

@@ -22,6 +22,7 @@ from mtfc.frontend.jaxpr.factors import index_of_part
 from tests.jax_functions.arguments import interpreted, program_arguments, run
 from tests.jax_functions.linked_parts import MOST, MOVES, Case, batches, cases, drawn, pads, wrong
 from tests.jax_functions.test_primitives import MESH, assert_same, layouts
+from tests.sampling import some
 
 IS_LONG = "EVERY_PART" in os.environ
 SMALL = {"split": 5, "concatenate": 5, "slice": 6, "dynamic_slice": 4}
@@ -126,7 +127,7 @@ PATTERNS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("function", PATTERNS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("function", some(PATTERNS, 4), ids=lambda f: f.__name__)
 def test_usual_patterns_under_layouts(function: Callable[..., Any]) -> None:
     """Values and gradients under layouts that split each dimension."""
 

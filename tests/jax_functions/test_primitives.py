@@ -14,6 +14,7 @@ from mtfc.compiler.passes.pipelines import lower
 from mtfc.driver.jax_functions.imported_program import ImportedProgram
 from tests.jax_functions.arguments import Arrays, data, interpreted, program_arguments, run
 from tests.jax_functions.primitives import CASES
+from tests.sampling import some
 
 MESH = Mesh("mesh", (("x", 2), ("y", 2)))
 
@@ -99,7 +100,7 @@ ON_JAX = (
 """The cases that run on JAX, too: calls, random keys, and ops that no example of the language has."""
 
 
-@pytest.mark.parametrize("name", ON_JAX)
+@pytest.mark.parametrize("name", some(ON_JAX, 12))
 def test_primitive_on_jax(name: str) -> None:
     program, arguments, expected = prepared(name)
     found = layouts(program)

@@ -30,7 +30,7 @@ def axes(program: ImportedProgram) -> dict[str, str]:
             "vocab", "Dense_0_vocab", "embed", "batch", "length", "heads", "head_dim", "value_dim", "hidden", "layers",
         }),
         ("cached_decoding", {"batch", "length", "embed", "head_dim", "value_dim"}),
-        ("haiku_lstm", {"length", "batch", "hidden", "linear", "lstm_linear", "linear_w_0", "x_2"}),
+        ("haiku_lstm", {"length", "batch", "hidden", "linear", "lstm_linear", "linear_in", "x_2"}),
         ("experts", {"batch", "features", "hidden", "experts", "gate"}),
         ("ragged_experts", {"batch", "features", "experts", "gate", "up"}),
     ],
@@ -193,6 +193,53 @@ def test_names_are_the_same_every_time_and_unique() -> None:
         assert [*first.items()] == [*second.items()]
 
 
+@pytest.mark.parametrize("cell", ["LSTMCell", "OptimizedLSTMCell", "GRUCell"])
+def test_recurrent_cells_have_hidden_dimensions(cell: str) -> None:
+    """The state has two names, because its matrix has both. Optimized cells join their matrices."""
+    from flax import linen
+
+    network = linen.RNN(getattr(linen, cell)(6))
+    x = array(2, 5, 3)
+    params = jax.eval_shape(network.init, jax.random.key(0), x)
+    found = axes(mtfc.from_jax(lambda p, x: network.apply(p, x), params, x))
+    assert {*found.values()} == {
+        "hidden",
+        "hidden_other, hidden",
+        "features, hidden",
+        "batch, length, features",
+    }
+
+
+def test_routers_and_tables_of_positions_have_names() -> None:
+    """Each expert runs here, so nothing is chosen; the table has more positions than the ids."""
+
+    def outputs(p: Any, ids: Any) -> Any:
+        x = p["wte"][ids] + p["wpe"][: ids.shape[1]] + p["more"][jnp.arange(ids.shape[1])]
+        gates = jax.nn.softmax(x @ p["router"])
+        inner = jax.nn.relu(jnp.einsum("bld,edf->eblf", x, p["up"]))
+        return jnp.einsum("ble,eblf,efd->bld", gates, inner, p["down"])
+
+    sizes = {
+        "wte": (50, 8),
+        "wpe": (12, 8),
+        "more": (9, 8),
+        "router": (8, 4),
+        "up": (4, 8, 16),
+        "down": (4, 16, 8),
+    }
+    params = {name: array(*shape) for name, shape in sizes.items()}
+    found = axes(mtfc.from_jax(outputs, params, array(2, 6, dtype="int32")))
+    assert found == {
+        "p/down": "experts, hidden, down",
+        "p/more": "more, embed",
+        "p/router": "embed, experts",
+        "p/up": "experts, embed, hidden",
+        "p/wpe": "wpe x length, embed",
+        "p/wte": "vocab, embed",
+        "ids": "batch, length",
+    }
+
+
 def rows(x: Any) -> Any:
     return (x[:8] * 2).sum(1) + x.sum()
 
@@ -245,7 +292,9 @@ def test_a_plan_of_other_names_says_which(tmp_path: Any) -> None:
     old = mtfc.from_jax(lambda x, w: x @ w, *args, names={"w": "w_0 w_1"}, parameters=(1,))
     old.plan({"w_0": "a"}, {"a": 2}).save(file)
     new = mtfc.from_jax(lambda x, w: x @ w, *args, parameters=(1,))
-    with pytest.raises(ValueError, match="the dimensions w_0, and this one has batch, features, w_1"):
+    with pytest.raises(
+        ValueError, match="the dimensions w_0, and this one has batch, features, out_features"
+    ):
         new.load(file)
 
 
@@ -260,6 +309,10 @@ def test_weights_in_lists_and_kernels_alone_have_names() -> None:
     pairs = [(jnp.ones((6, 4)), jnp.ones(4)), (jnp.ones((4, 5)), jnp.ones(5))]
     shown = str(mtfc.from_jax(mlp, {"ws": pairs, "qkv_w": jnp.ones((5, 7))}, jnp.ones((2, 6))).arguments())
     assert "ws_0 4, ws_1 5" in shown and "ws_1 5, qkv 7" in shown
+    assert [*axes(mtfc.from_jax(lambda w, x: x @ w, jnp.ones((4, 3)), jnp.ones((6, 4)))).values()] == [
+        "features, out_features",
+        "batch, features",
+    ]
     kernel, image = jnp.ones((8, 3, 5, 5)), jnp.ones((2, 3, 16, 16))
     convolution = lambda k, x: jax.lax.conv_general_dilated(x, k, (1, 1), "SAME")  # noqa: E731
     assert "out_channels 8, channels 3" in str(mtfc.from_jax(convolution, kernel, image).arguments())

@@ -3,9 +3,10 @@
 import pytest
 
 from benchmarks import peer_optax
+from tests.sampling import some
 
 
-@pytest.mark.parametrize("call", peer_optax.optimizers())
+@pytest.mark.parametrize("call", some(peer_optax.optimizers(), 9))
 def test_training_follows_optax(call: str) -> None:
     """A network that computes in f64 has the parameters of optax after each of 100 steps, under a layout that splits them."""
     found = peer_optax.largest_difference(call, peer_optax.optimizers()[call], "numpy")

@@ -15,7 +15,7 @@ from mtfc.compiler.ir.printer import print_program
 from tests.harness import Arrays, jax_module, load, lowered, numpy_module
 from tests.program_equality import same_program
 
-STEPS, FEW = 40, 12
+STEPS, FEW = 24, 12
 LAYERS = 3
 LIMIT = 1e-6
 """The largest accepted difference from optax in f32, relative to the largest element of a parameter."""
@@ -50,7 +50,7 @@ model m(gw: [io, hidden], gb: [hidden]) {
 
 train m { minimize loss; optimizer = OPTIMIZER }
 """
-LAYOUTS = ("alone", "split", "stored", "sharded")
+LAYOUTS = ("alone", "stored", "sharded")
 
 
 def source(optimizer: str, declarations: str = "") -> str:
@@ -125,22 +125,14 @@ OPTIMIZERS: dict[str, optax.GradientTransformation] = {
     "sgd(0.1)": optax.sgd(0.1),
     "sgdw(0.1, weight_decay = 0.2)": optax.chain(optax.add_decayed_weights(0.2), optax.sgd(0.1)),
     "momentum(0.1)": optax.sgd(0.1, momentum=0.9),
-    "momentum(0.1, momentum = 0.5)": optax.sgd(0.1, momentum=0.5),
     "nesterov(0.1, momentum = 0.8)": optax.sgd(0.1, momentum=0.8, nesterov=True),
     "adam(0.1)": optax.adam(0.1),
-    "adam(0.1, beta1 = 0.5, beta2 = 0.9, epsilon = 0.01)": optax.adam(0.1, b1=0.5, b2=0.9, eps=0.01),
     "adamw(0.1, weight_decay = 0.2)": optax.adamw(0.1, weight_decay=0.2),
     "adafactor(0.1)": optax.adafactor(0.1, min_dim_size_to_factor=1),
-    "adafactor(0.3, decay = 0.5, clip = 0.7)": optax.adafactor(
-        0.3, min_dim_size_to_factor=1, decay_rate=0.5, clipping_threshold=0.7
-    ),
     "sgd(schedules.linear_warmup(step, peak = 0.2, warmup = 5))": optax.sgd(optax.linear_schedule(0, 0.2, 5)),
-    "adam(schedules.cosine(step, peak = 0.1, warmup = 3, steps = 10, end = 0.01))": optax.adam(
-        optax.warmup_cosine_decay_schedule(0.0, 0.1, 3, 10, 0.01)
-    ),
     "adafactor(1 / (step + 2))": optax.adafactor(lambda step: 1 / (step + 2), min_dim_size_to_factor=1),
 }
-"""Calls, and their equals in optax, which by default factors only matrices with 128 rows and columns."""
+"""Calls, and their equals in optax, which by default factors only matrices of 128 rows and columns. `test_optax.py` has more."""
 
 
 @pytest.mark.parametrize("call", OPTIMIZERS)

@@ -16,8 +16,8 @@ EXAMPLE = EXAMPLES / "pylib_lm" / "pylib_lm.mtf"
 LAYOUTS = ("data_parallel", "model_parallel", "fsdp", "hybrid")
 IS_LONG = "EVERY_LAYOUT" in os.environ
 """The documented run has 800 steps and takes a minute: `make examples`. A shorter one shows that the model learns."""
-STEPS, COMPARED = (800, 30) if IS_LONG else (60, 6)
-HELD_OUT = () if IS_LONG else ("--eval-batches", "20")
+STEPS, COMPARED = (800, 30) if IS_LONG else (40, 6)
+HELD_OUT = () if IS_LONG else ("--eval-batches", "5")
 
 
 @pytest.fixture(scope="module")

@@ -139,6 +139,8 @@ NUMPY = {"f32": np.float32, "f64": np.float64}
 
 
 def _repeated(once: Callable[[], object]) -> Loop:
+    """Return a loop that calls a function a number of times."""
+
     def loop(count: int) -> Callable[[], object]:
         def run() -> None:
             for _ in range(count):
@@ -150,6 +152,7 @@ def _repeated(once: Callable[[], object]) -> Loop:
 
 
 def _numpy_product(dtype: str, effort: Effort, side: int) -> Point:
+    """Return the FLOPs of a product of two square matrices in NumPy, and its seconds."""
     matrix = np.full((side, side), 1 / side, NUMPY[dtype])
     result = np.empty_like(matrix)
     return 2.0 * side**3, seconds_each(_repeated(lambda: np.matmul(matrix, matrix, out=result)), effort)

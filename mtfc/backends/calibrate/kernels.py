@@ -23,6 +23,8 @@ BLOCK = (4, 512)
 
 
 def _elementwise(name: str) -> Callable[[Any], Any]:
+    """Return a kernel of a function of `jax.numpy`, scaled down so that repetitions stay finite."""
+
     def kernel(x: Any) -> Any:
         return 0.3 * getattr(jax.numpy, name)(x)
 
@@ -36,6 +38,7 @@ def _rows(x: Any) -> tuple[Any, Any]:
 
 
 def _gather(x: Any) -> Any:
+    """Read rows of a table: a kernel of the gather."""
     table, ids = _rows(x)
     return table[ids].reshape(-1)
 
@@ -64,6 +67,8 @@ def _cumsum(x: Any) -> Any:
 
 
 def _random(name: str) -> Callable[[Any], Any]:
+    """Return a kernel that draws numbers with the function `jax.random.NAME`, from a key that depends on its input."""
+
     def kernel(x: Any) -> Any:
         key = jax.random.key((x[0] * 1000).astype("int32"))
         return getattr(jax.random, name)(key, x.shape, x.dtype)

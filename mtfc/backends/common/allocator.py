@@ -25,6 +25,7 @@ def use_one_heap() -> None:
 
 
 def _set(parameter: int, value: int) -> None:
+    """Set a parameter of glibc's allocator; do nothing where there is none."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(parameter, value)

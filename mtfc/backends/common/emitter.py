@@ -265,11 +265,13 @@ class Emitter:
         )
 
     def _blanks(self, eqn: Equation) -> list[str]:
+        """Return the empty stacks into which a loop writes the results that are no carries."""
         outputs = zip(eqn.results, region_of(eqn).outputs, strict=True)
         is_written = not has_condition(eqn)
         return [self.dialect.blank(v.type, o.value.type, is_written) for v, o in outputs if not o.updates]
 
     def equation(self, eqn: Equation) -> Iterator[str]:
+        """Yield the statements of an equation, after those of constants that are not written inline."""
         text = self.dialect.column(eqn)
         inlined = self._inlined(eqn) if isinstance(text, str) else {}
         yield from self._materialize(v for v in eqn.operands if v not in inlined)
@@ -288,6 +290,7 @@ class Emitter:
         }
 
     def _materialize(self, values: Iterable[Value]) -> Iterator[str]:
+        """Yield the assignments of constants that were kept back to be written inline."""
         for value in values:
             if value in self._literals:
                 yield from self._assign(self._literals.pop(value), {})

@@ -100,6 +100,7 @@ def numpy_loop(loop: LoopCode, lead: int) -> Iterator[str]:
 
 
 def jax_loop(loop: LoopCode) -> Iterator[str]:
+    """Return the statements of a loop: `lax.scan`, or `lax.cond` or `lax.while_loop` if it has a condition."""
     if not loop.has_condition:
         return _scan(loop)
     return _branch(loop) if loop.is_branch else _while_loop(loop)

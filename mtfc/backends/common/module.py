@@ -229,6 +229,7 @@ def table_rows(items: Iterable[tuple[str, str]]) -> Iterator[str]:
 
 
 def _numbers(texts: Sequence[str]) -> str:
+    """Return the numbers of copies as text: a range if they are consecutive, else a tuple."""
     first, count = int(texts[0]), len(texts)
     if [*map(int, texts)] != [*range(first, first + count)]:
         return f"({', '.join(texts)})"

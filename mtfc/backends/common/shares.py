@@ -80,6 +80,7 @@ def _merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def _part(ranges: Ranges, size: int) -> tuple[int, int] | None:
+    """Return the number and the count of equal consecutive parts, if the rows of a process are one of them; else None."""
     start, stop = ranges[0]
     rows = stop - start
     is_part = len(ranges) == 1 and not size % rows and not start % rows

@@ -210,6 +210,7 @@ class ExactReference:
 
     @property
     def _differentiable(self) -> tuple[str, ...]:
+        """The arguments that have gradients: inputs and parameters of floats, without the model's states."""
         function, program = self.functions["gradients"]
         arguments = [a for a in function.arguments if a.role in ("input", "parameter")]
         names = [a.value.name for a in arguments if a.value.type.dtype in FLOATS]

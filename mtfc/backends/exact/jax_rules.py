@@ -89,6 +89,7 @@ Rule = Callable[..., Any]
 
 
 def _elementwise(name: str) -> Rule:
+    """Return the rule of a primitive that is an elementwise function of NumPy."""
     return lambda run, eqn, *operands: applied(name, *operands)
 
 
@@ -103,6 +104,7 @@ def _cast(run: Evaluator, eqn: Any, x: ExactArray) -> ExactArray:
 
 
 def _select(run: Evaluator, eqn: Any, number: ExactArray, *cases: ExactArray) -> ExactArray:
+    """Return for each element that of the case with a number."""
     found = cases[0]
     for i, case in enumerate(cases[1:], 1):
         found = applied("where", ExactArray(run.field, number.values == i, np.bool_), case, found)
@@ -117,6 +119,7 @@ def _logistic(run: Evaluator, eqn: Any, x: ExactArray) -> ExactArray:
 
 
 def _integer_pow(run: Evaluator, eqn: Any, x: ExactArray) -> ExactArray:
+    """Return an integer power as repeated products; 1 over it for a negative exponent."""
     exponent = eqn.params["y"]
     found = reduce(lambda a, b: a * b, [x] * abs(exponent)) if exponent else x - x + 1.0
     return found if exponent >= 0 else 1.0 / found
@@ -136,6 +139,7 @@ def _mapping(change: Callable[..., Any]) -> Rule:
 
 
 def _broadcast(values: Any, params: Mapping[str, Any]) -> Any:
+    """Return an array with its axes at the places of `lax.broadcast_in_dim`, repeated along all other axes."""
     places, shape = params["broadcast_dimensions"], params["shape"]
     wide = [1] * len(shape)
     for size, place in zip(values.shape, places, strict=True):
@@ -154,6 +158,7 @@ def _slice(values: Any, params: Mapping[str, Any]) -> Any:
 
 
 def _split(run: Evaluator, eqn: Any, x: ExactArray) -> list[ExactArray]:
+    """Cut an array along an axis into parts of given sizes."""
     ends = np.cumsum(eqn.params["sizes"])
     lead = (slice(None),) * eqn.params["axis"]
     return [x[(*lead, slice(end - size, end))] for end, size in zip(ends, eqn.params["sizes"], strict=True)]
@@ -332,6 +337,7 @@ def _selected(run: Evaluator, eqn: Any, x: ExactArray) -> Any:
 
 
 def _select_and_scatter_add(run: Evaluator, eqn: Any, source: ExactArray, x: ExactArray) -> ExactArray:
+    """Add the elements of `source` to the places that each window of `x` selects: the gradient of a maximum pooling."""
     sums = run.np.zeros((x.size,), source.dtype)
     Elementwise("add").at(sums, _selected(run, eqn, x).ravel(), source.reshape(-1))
     return sums.reshape(x.shape)
@@ -383,6 +389,7 @@ def _dot(run: Evaluator, eqn: Any, x: ExactArray, y: ExactArray) -> ExactArray:
 
 
 def _sort(run: Evaluator, eqn: Any, *operands: ExactArray) -> list[Any]:
+    """Sort arrays along an axis by the first ones, the keys."""
     axis, keys = eqn.params["dimension"], operands[: eqn.params["num_keys"]]
     order = np.lexsort([x.keys() for x in reversed(keys)], axis)
     return [x.mapped(lambda values: np.take_along_axis(values, order, axis)) for x in operands]

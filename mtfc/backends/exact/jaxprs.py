@@ -181,6 +181,7 @@ def _is_float(x: Any) -> bool:
 
 
 def _is_same(array: Any, x: Any) -> bool:
+    """Return True if two arrays have the same shape, dtype and bits."""
     if array.shape != x.shape or array.dtype != x.dtype:
         return False
     a, b = (np.asarray(without_key(each)).tobytes() for each in (array, x))
@@ -239,6 +240,7 @@ def _scan(run: JaxprOnField, eqn: Any, *operands: Any) -> list[Any]:
 
 
 def _stacked(run: JaxprOnField, parts: Operands, var: Any) -> Any:
+    """Return the results of all iterations as one array; without iterations, zeros of the result's type."""
     import jax
 
     if parts and not isinstance(parts[0], ExactArray):

@@ -55,11 +55,13 @@ class Elementwise:
         self.name = name
 
     def __call__(self, *operands: Any, **options: Any) -> Any:
+        """Apply the function to arrays of residues, or to plain numbers as NumPy does."""
         if not any(isinstance(x, ExactArray) for x in operands):
             return getattr(np, self.name)(*operands, **options)
         return applied(self.name, *operands)
 
     def reduce(self, x: ExactArray, axis: Any = 0, dtype: Any = None, keepdims: bool = False) -> ExactArray:
+        """Reduce an array over axes. Raises `NotExact` for a function without a reduction on residues."""
         if self.name not in REDUCTIONS:
             raise NotExact(f"numpy.{self.name}.reduce")
         return _of_dtype(REDUCTIONS[self.name](x, axis, keepdims), dtype)
@@ -190,6 +192,7 @@ class ExactNumpy:
         return ExactArray(self.field, values if kind.kind in "biu" else values.astype(np.float64), kind)
 
     def full(self, shape: Any, value: Any, dtype: Any) -> ExactArray:
+        """Return an array of equal numbers; a float is rounded as the program's text writes it."""
         kind = np.dtype(dtype)
         if kind.kind in "biu":
             return self._created(np.full(shape, value, kind), kind)

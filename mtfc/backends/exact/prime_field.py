@@ -73,16 +73,22 @@ class PrimeField:
         return np.uint64(self.p)
 
     def add(self, a: Array, b: Array) -> Array:
+        """Return the sum modulo the prime. Less the prime, a sum that is smaller than the prime wraps around to a huge number."""
         total = a + b
         return np.minimum(
             total, np.subtract(total, self.prime)
         )  # the function wraps around silently, also for scalars
 
     def subtract(self, a: Array, b: Array) -> Array:
+        """Return the difference modulo the prime.
+
+        A difference below 0 wraps around to a huge number, so that the minimum takes the number with the prime added.
+        """
         difference = np.subtract(a, b)
         return np.minimum(difference, np.add(difference, self.prime))
 
     def negative(self, a: Array) -> Array:
+        """Return the negative numbers modulo the prime; that of 0 is 0."""
         return np.minimum(np.subtract(self.prime, a), np.subtract(np.uint64(0), a))
 
     def multiply(self, a: Array, b: Array) -> Array:

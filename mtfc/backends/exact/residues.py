@@ -388,6 +388,7 @@ def _multiply(a: ExactArray, b: ExactArray) -> ExactArray:
 
 
 def _tangent_of_product(times: Callable[[Array, Array], Array], a: ExactArray, b: ExactArray) -> Array | None:
+    """Return the tangent of a bilinear product by the product rule: da b + a db."""
     left, right = without_specials(a), without_specials(b)
     _count_infinite_slopes(a, b)
     return joined_tangents(lambda s, t: a.field.add(times(s, right), times(left, t)), a, b)

@@ -30,6 +30,7 @@ def _has_single_terms(numbers: Array, axes: tuple[int, ...]) -> bool:
 
 
 def _axes(axis: Any, ndim: int) -> tuple[int, ...]:
+    """Return axes as a sorted tuple of numbers from 0: None stands for all."""
     if axis is None:
         return tuple(range(ndim))
     return tuple(sorted(i % ndim for i in (axis if isinstance(axis, tuple | list | range) else (axis,))))

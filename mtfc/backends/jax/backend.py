@@ -320,12 +320,17 @@ def _function(program: Program, function: Function) -> str:
 
 
 def _written(program: Program, function: Function, inlines: bool = False) -> str:
+    """Return the definition of a function, without its decorators."""
     function, texts = _texts(function, program.placed_on)
     emitter = Emitter(dialect(program.placed_on, function, texts), inlines)
     return emitter.function(function, NAMES[function.name], summary(function))
 
 
 def _decorators(program: Program, function: Function, checks_arguments: bool = True) -> str:
+    """Return the decorators of a public function: `jax.jit`, the check of arguments if wanted, and `jax.shard_map`.
+
+    Only `step` donates its arguments.
+    """
     form, kinds = FORMS[function.name], kinds_of(program, function)
     taken = [*(TABLES[kind] for kind in kinds), *(["P()"] if form.counts else [])]
     given = [f'OUTPUTS["{form.name}"]'] * form.outputs

@@ -179,8 +179,8 @@ FUNCTIONS = {"sum": "lax.add", "max": "lax.max", "min": "lax.min"}
 class Pooling:
     """A reduction over sliding windows of several dimensions of an array.
 
-    order: the dimensions in the order of their padding. result: the sizes of the result. reshaped: True if the call gives other
-        sizes.
+    order: the dimensions in the order in which the program pads them. result: the sizes of the result. reshaped: True if the
+    result of the call has other sizes, and is reshaped.
     """
 
     reduction: str

@@ -38,7 +38,7 @@ class NumberChain:
     """The end of a chain of equations with numbers.
 
     scales: True if the numbers are multiplied, False if they are added. number: all of them together, from the last barrier on.
-    last: the last equation. text: its text without a barrier.
+    last: the last equation. text: the text of that equation without a barrier.
     """
 
     scales: bool
@@ -70,6 +70,7 @@ def shared(function: Function) -> dict[Value, Text]:
 
 
 def _held(text: Text) -> Text:
+    """Return the text of an equation behind a barrier, past which XLA moves nothing."""
     if callable(text):
         return lambda code: f"lax.optimization_barrier({text(code)})"
     return f"lax.optimization_barrier({text})"
@@ -107,6 +108,7 @@ def _joined(before: NumberChain, link: NumberChain, texts: dict[Value, Text]) ->
 
 
 def _numbers(body: Iterable[Equation]) -> dict[Value, float]:
+    """Return the number of each constant of floats."""
     constants = [eqn for eqn in body if has_trait(eqn, "constant") and eqn.result.type.dtype in FLOATS]
     return {eqn.result: float(VALUE.of(eqn.attrs)) for eqn in constants}
 
@@ -131,6 +133,10 @@ def _link(
 
 
 def _divided(eqn: Equation, number: float, text: str) -> NumberChain:
+    """Return a division by a number as a step of a chain of numbers: a multiplication by its inverse.
+
+    An inverse that is not normal is avoided: both sides of the division are quartered.
+    """
     inverse, dtype = abs(1 / number), eqn.result.type.dtype
     is_normal = not 0 < inverse < 1 or rounded(1 / number, dtype) is not None
     quarters = f"lax.optimization_barrier({{0}} * 0.25) / {literal(number / 4)}"

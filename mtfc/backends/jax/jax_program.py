@@ -36,6 +36,7 @@ class TrainState:
     optimizer: dict[str, Any]
 
     def __repr__(self) -> str:
+        """Return the step and the numbers of arrays: their values may be large."""
         params, arrays = len(self.params), len(self.optimizer)
         parts = (
             f"{params} parameter{'s' * (params != 1)}, {arrays} array{'s' * (arrays != 1)} of the optimizer"
@@ -334,7 +335,7 @@ def _indices(struct: Any) -> Any:
 
 
 def _check_state(state: Any, inputs: Mapping[str, Any]) -> None:
-    """Raise `ValueError` for anything but a state. inputs: those of the model."""
+    """Raise `ValueError` for anything but a state. inputs: the inputs of the model."""
     if not isinstance(state, TrainState):
         is_batch = isinstance(state, Mapping) and state.keys() == inputs.keys()
         help = "; the batch is the second argument" if is_batch else ""
@@ -355,7 +356,7 @@ def _check_params(params: Any) -> None:
 
 
 def check_batch(batch: Any, inputs: Mapping[str, Any]) -> None:
-    """Raise `ValueError` unless a batch is a dict of arrays, or of numbers. inputs: those of the model."""
+    """Raise `ValueError` unless a batch is a dict of arrays, or of numbers. inputs: the inputs of the model."""
     if not isinstance(batch, Mapping):
         names = ", ".join(f'"{name}"' for name in inputs)
         raise ValueError(f"a batch is a dict of arrays by input, {names}, and not {type(batch).__name__}")

@@ -34,6 +34,7 @@ class BodyScope:
     def of(
         cls, function: Function, loop: Equation | None = None, outer: BodyScope | None = None
     ) -> BodyScope:
+        """Return the scope of a function, or of the region of a loop. outer: the scope around the loop."""
         makers = {value: eqn for eqn in function.body for value in eqn.results}
         given = pairs(loop) if loop else ()
         return cls(function, makers, {a.value: v for v, a in given if a.role == "invariant"}, outer)
@@ -82,6 +83,7 @@ class Index:
         return Index({dim: weight * factor for dim, weight in self.weights.items()}, self.constant * factor)
 
     def plus(self, other: Index) -> Index:
+        """Return the sum of two indices."""
         dims = dict.fromkeys((*self.weights, *other.weights))
         weights = {dim: self.weights.get(dim, 0) + other.weights.get(dim, 0) for dim in dims}
         return Index({dim: x for dim, x in weights.items() if x}, self.constant + other.constant)

@@ -105,22 +105,27 @@ class _Dot:
 
     @property
     def shared(self) -> Dims:
+        """The dimensions that both operands and the result have."""
         return tuple(dim for dim in self.first if dim in self.other and dim in self.result)
 
     @property
     def summed(self) -> Dims:
+        """The dimensions of both operands that the result has not."""
         return tuple(dim for dim in self.first if dim in self.other and dim not in self.result)
 
     @property
     def firsts(self) -> Dims:
+        """The dimensions that the result has from the first operand alone."""
         return tuple(dim for dim in self.first if dim not in self.other and dim in self.result)
 
     @property
     def others(self) -> Dims:
+        """The dimensions that the result has from the other operand alone."""
         return tuple(dim for dim in self.other if dim not in self.first and dim in self.result)
 
     @property
     def made(self) -> Dims:
+        """The dimensions of the result in the order in which the multiplication makes them."""
         return self.shared + self.firsts + self.others
 
     @property

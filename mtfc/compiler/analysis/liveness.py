@@ -117,10 +117,12 @@ Inside = Callable[[Function], Collection[Value]]
 
 
 def no_copies(eqn: Equation) -> tuple[Value, ...]:
+    """Say that a device copies no operands: the `Copies` of a program whose kernels are not known."""
     return ()
 
 
 def nothing_inside(function: Function) -> tuple[Value, ...]:
+    """Say that every result leaves its kernel: the `Inside` of a program whose kernels are not known."""
     return ()
 
 

@@ -50,6 +50,7 @@ class FlowNetwork:
                 return reached
 
     def _numbered(self, node: Node) -> int:
+        """Return the number of a node; a new node gets the next number."""
         number = self._number.setdefault(node, len(self._arcs))
         if number == len(self._arcs):
             self._arcs.append([])

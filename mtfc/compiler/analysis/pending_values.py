@@ -56,6 +56,7 @@ def axes_pending(function: Function, axes: Iterable[str]) -> dict[Value, set[str
 
 
 def _is_split(end: Argument | Output, axis: str | None) -> bool:
+    """Return True if an argument or output is split by the axis, if there is one."""
     return axis is not None and is_split(end, axis)
 
 

@@ -38,6 +38,7 @@ class AppliedRule:
     is_written: bool = True
 
     def __str__(self) -> str:
+        """Return the rule as a layout has it, such as `params: { io: rows }`; without a rule, which dimension follows others."""
         if not self.is_written:
             return f"{self.dim} follows others"
         axes = self.axes[0] if len(self.axes) == 1 else f"({', '.join(self.axes)})"

@@ -55,6 +55,7 @@ def _runs(axes: Axes) -> Iterator[Axes]:
 
 
 def _steps(type: TensorType, goal: ReshardGoal, mesh: Mesh) -> Iterator[ReshardStep]:
+    """Yield all single collectives that lead from a type towards a goal."""
     for collective in STEPS:
         assert collective.edges is not None
         for attributes, after in collective.edges(type, goal, mesh):
@@ -132,9 +133,11 @@ class _Grouping:
         self.mesh = Mesh(mesh.name, tuple((group[0], mesh.size(group)) for group in groups))
 
     def joined(self, type: TensorType) -> TensorType:
+        """Return a type in which each group of axes is its first axis."""
         return self._changed(type, lambda axes: tuple(axis for axis in axes if axis in self.members))
 
     def spread(self, step: ReshardStep) -> ReshardStep:
+        """Return a step over joined axes as a step over all axes that these stand for."""
         axes = OVER_AXES.name, self._all(step.axes)
         attributes = tuple(axes if pair[0] == OVER_AXES.name else pair for pair in step.attrs)
         before, after = (self._changed(type, self._all) for type in (step.before, step.after))
@@ -144,6 +147,7 @@ class _Grouping:
         return tuple(member for axis in axes for member in self.members[axis])
 
     def _changed(self, type: TensorType, change: Callable[[Axes], Axes]) -> TensorType:
+        """Return a type with other axes in its splits and its pending sum."""
         splits = tuple(map(change, type.splits))
         return TensorType(
             type.dtype, type.dims, splits, self.whole.ordered(change(type.pending)), type.reduction
@@ -156,6 +160,7 @@ def _direct(source: TensorType, target: TensorType, mesh: Mesh) -> tuple[float, 
     now = source
 
     def add(collective: CollectiveDef, after: TensorType, **attributes: Attr) -> None:
+        """Append a step that changes the current type to `after`."""
         nonlocal now
         steps.append(ReshardStep(collective, tuple(attributes.items()), now, after))
         now = after

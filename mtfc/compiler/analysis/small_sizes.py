@@ -279,6 +279,7 @@ class _Classes:
             self.lengths = {name: [b - a for a, b in pairwise(marks)] for name, marks in self.marks.items()}
 
     def _sides(self, tie: _Tie) -> tuple[int, int]:
+        """Return both sides of a tie, which have to be equal."""
         left = sum(self.lengths[tie.dim][tie.first : tie.last])
         return left, sum(stride * (self.size(name) - 1) for stride, name in tie.terms) + tie.more
 
@@ -294,6 +295,7 @@ class _Classes:
         return False
 
     def _grow_reach(self, reach: Terms) -> bool:
+        """Raise a size to what a window reaches over; return True if it has grown."""
         name, terms, more = reach
         needed = sum(factor * (self.size(other) - 1) for factor, other in terms) + more
         return self.size(name) < needed and self._raise(self.of(name), needed)
@@ -364,7 +366,7 @@ def _reaches(equations: Sequence[Equation]) -> Iterator[Terms]:
 
 
 def _windows(equations: Iterable[Equation]) -> Iterator[Terms]:
-    """Yield the dimensions that windows go over: the source, its terms by window and kernel, and the elements besides."""
+    """Yield the terms of each dimension that windows go over: the stride times the window, and the dilation times the kernel."""
     for eqn in equations:
         if has_trait(eqn, "window") or has_trait(eqn, "fold"):
             g = geometry(eqn.attrs)

@@ -147,6 +147,7 @@ class _Item:
 
     @property
     def dtypes(self) -> frozenset[str]:
+        """The dtypes of dots in the item."""
         if self.inside is not None:
             return self.inside.dtypes
         return frozenset({self.eqn.operands[0].type.dtype}) if has_trait(self.eqn, "dot") else frozenset()

@@ -160,6 +160,7 @@ class TpuFusion(FusionModel):
     # Seconds
 
     def mxu_schedules(self, eqn: Equation) -> list[tuple[float, float]]:
+        """Return the ways in which the MXU may compute a dot: see `mxu_schedules`."""
         if not is_dot(eqn) or self.device.mxu_size is None:
             return super().mxu_schedules(eqn)
         return mxu_schedules(eqn, self.mesh, self.device.mxu_size)
@@ -427,6 +428,7 @@ class ScratchpadFusion(TpuFusion):
     # Seconds
 
     def memory_seconds(self, eqn: Equation, size: int) -> float:
+        """Return the seconds to move the bytes of an equation, which arrays in VMEM make fewer."""
         if eqn not in self.seconds_per_byte:
             self.seconds_per_byte[eqn] = self._seconds_per_byte(eqn)
         return size * self.seconds_per_byte[eqn]

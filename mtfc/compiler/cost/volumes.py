@@ -200,6 +200,7 @@ def _transfers(eqn: Equation, producers: Mapping[Value, Equation], scale: Scale)
 
 
 def total(charges: Iterable[Charge]) -> CostTotals:
+    """Return the FLOPs of charges, and their collectives by kind."""
     found = list(charges)
     collectives = sums((charge.kind, charge.sent) for charge in found if charge.kind is not None)
     return CostTotals(sum((charge.flops for charge in found), start=0), collectives)

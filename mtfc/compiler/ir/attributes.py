@@ -85,6 +85,7 @@ def _is_text(value: object) -> bool:
 
 
 def _is_dim(value: object) -> bool:
+    """Accept a dimension with a name and a positive size."""
     return (
         isinstance(value, Dim) and isinstance(value.name, str) and is_integer(value.size) and value.size > 0
     )
@@ -103,6 +104,7 @@ def _are_different_dims(value: object) -> bool:
 
 
 def _are_axes(value: object) -> bool:
+    """Accept a tuple of different names of axes that is not empty."""
     if not isinstance(value, tuple) or not value or not all(isinstance(axis, str) for axis in value):
         return False
     return _are_different(list(value))

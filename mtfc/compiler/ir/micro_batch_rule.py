@@ -143,6 +143,7 @@ def mixes(eqn: Equation, rule: LayoutRule, batch: Dim) -> bool:
 
 
 def _is_position(key: str, value: Attr, batch: Dim) -> bool:
+    """Return True if an attribute uses the batch otherwise than in a list of dimensions."""
     if isinstance(value, tuple) and key not in (*LISTS_OF_DIMS, REDUCED):
         return any(batch == each or (isinstance(each, tuple) and batch in each) for each in value)
     return value == batch

@@ -81,6 +81,7 @@ class _Scope:
         self._values: dict[str, Value] = {}
 
     def define(self, token: Token, type: TensorType) -> Value:
+        """Make the value that a token such as `%x` defines."""
         name = token[1:]
         value = self._values[name] = Value(name, type)
         return value
@@ -93,6 +94,7 @@ class _Scope:
         return self._values[name]
 
     def function(self, name: str, contents: Contents, stage: Stage) -> Function:
+        """Make a function of its parsed contents. An entry of the body that is a word begins another stage."""
         arguments, body, outputs = contents
         given, equations = tuple(self.argument(*each) for each in arguments), []
         for each in body:
@@ -207,6 +209,7 @@ class _ProgramParser:
         return Span(self._file if file is None else file, line, column, end_line, end_column)
 
     def at(self, *places: Span) -> Span:
+        """Join the places of a call chain, the innermost first, into one span."""
         *inner, span = places
         for place in reversed(inner):
             span = evolve(place, call=span)
@@ -241,6 +244,7 @@ class _ProgramParser:
         return Rules(rules)
 
     def layout(self, name: str, *parts: Any) -> Layout:
+        """Make a layout of its parsed entries, which come in any order. The last part holds the rules of blocks."""
         *entries, blocks = parts
         own, params, optimizer, values, pipelines, forms = (
             tuple(value for name, value in entries if name == kind)
@@ -266,6 +270,7 @@ class _ProgramParser:
         return Pipeline(loop, batch, micro_batches, checkpoint is not None, chunks)
 
     def forms(self, word: Token, *entries: tuple[str, str | float]) -> Forms:
+        """Make the section `forms` of a layout. Raises `ReadError` for an unknown entry or a wrong value."""
         try:
             return Forms.of(dict(entries))
         except ValueError as error:

@@ -268,6 +268,7 @@ class _Printer:
                 yield f"{indent}{self.head(eqn, placed)}{self.comment(eqn)}"
 
     def with_regions(self, eqn: Equation, placed: bool, indent: str) -> Iterator[str]:
+        """Yield the lines of an equation with regions: its head, and each region with its contents indented."""
         start = f"{indent}{self.head(eqn, placed)} "
         for region in eqn.regions:
             yield f"{start}region {name_text(region.name)} {{{self.comment(eqn)}"
@@ -276,6 +277,7 @@ class _Printer:
         yield f"{indent}}}"
 
     def head(self, eqn: Equation, placed: bool) -> str:
+        """Return an equation without its regions: results, op, operands, attributes, layout, name and source place."""
         results = ", ".join([self.defined(value) for value in eqn.results])
         operands = ", ".join([f"%{value.name}" for value in eqn.operands])
         parts = [eqn.op, operands] if operands else [eqn.op]
@@ -296,11 +298,13 @@ class _Printer:
         return f"%{value.name}: {self.type(value.type)}"
 
     def type(self, type: TensorType) -> str:
+        """Return a type as text, which is made once."""
         if type not in self._types:
             self._types[type] = str(type)
         return self._types[type]
 
     def at(self, span: Span | None) -> str:
+        """Return ` at PLACE in CALLER in ...` for a source place, if the text has places."""
         if span is None or not self.locations:
             return ""
         places = [self.place(span)]

@@ -26,6 +26,7 @@ class Renumbering:
         return attrs.evolve(type, dims=tuple(map(self.dim, type.dims)))
 
     def attribute(self, value: Any) -> Any:
+        """Return an attribute with new dims and numbers, also those in tuples."""
         if isinstance(value, Dim):
             return self.dim(value)
         if isinstance(value, tuple):
@@ -33,6 +34,8 @@ class Renumbering:
         return self.number(value)
 
     def function(self, function: Function) -> Function:
+        """Return a copy of a function with new dims and numbers in its types and attributes."""
+
         def attributes(eqn: Equation) -> dict[str, Attr]:
             return {key: self.attribute(value) for key, value in self.attributes(eqn).items()}
 

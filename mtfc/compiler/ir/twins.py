@@ -59,10 +59,12 @@ def _exact(number: Any, which: int) -> Any:
 
 
 def _number_of_programs(*numbers: Any) -> int:
+    """Return the number of smaller programs that the first twin among the numbers has values for; 0 without a twin."""
     return next((len(each.smaller) for each in numbers if isinstance(each, (TwinInt, TwinFloat))), 0)
 
 
 def _quotient(a: Any, b: Any) -> Any:
+    """Return a quotient as a fraction, which is not rounded."""
     return Fraction(a) / Fraction(b)
 
 
@@ -73,6 +75,8 @@ def on_twins(small: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callab
     """
 
     def decorated(function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function for values with twins."""
+
         @wraps(function)
         def call(*args: Any, **options: Any) -> Any:
             programs = range(_number_of_programs(*args))

@@ -351,6 +351,7 @@ class TensorType:
         return attrs.evolve(self, dtype=dtype)
 
     def __str__(self) -> str:
+        """Return such as `f32[batch{rows}, io] +{cols}`: split dimensions have axes, and a sum is pending over `cols`."""
         shape = ", ".join(
             f"{dim.name}{{{', '.join(axes)}}}" if axes else dim.name
             for dim, axes in zip(self.dims, self.splits, strict=True)

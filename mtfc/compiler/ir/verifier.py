@@ -69,6 +69,7 @@ class LevelRule:
     fitting: bool = True
 
     def allows(self, eqn: Equation) -> bool:
+        """Return True unless an op between placements is of another level: reshards come before collectives."""
         if not has_trait(eqn, "placement"):
             return True
         return self.moves == ("reshards" if has_trait(eqn, "reshard") else "collectives")
@@ -140,6 +141,7 @@ def _contents(function: Function, program: Program) -> tuple[object, ...]:
 
 
 def _unique(names: Iterable[str], what: str, where: str) -> None:
+    """Raise `VerifyError` if a name occurs twice. what: the things that have names."""
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -162,6 +164,7 @@ def _check_program(program: Program) -> None:
 
 
 def _check_minimized(program: Program, name: str) -> None:
+    """Raise `VerifyError` unless the minimized output is a floating-point scalar of `forward`."""
     outputs = {output.name: output.value.type for output in program.function("forward").handed_out}
     type = outputs.get(name)
     if type is None or type.dims or type.dtype not in FLOATS:
@@ -383,6 +386,7 @@ class _FunctionCheck:
         self.names: set[str] = set()
 
     def run(self) -> None:
+        """Check arguments, body and outputs, in this order: each may refer to those before."""
         _unique((output.name for output in self.function.outputs), "outputs", self.where)
         for argument in self.function.arguments:
             self.argument(argument)
@@ -418,6 +422,7 @@ class _FunctionCheck:
                 self.define(value, eqn)
 
     def used(self, values: tuple[Value, ...], eqn: Equation) -> None:
+        """Raise `VerifyError` if an operand is not defined before its equation."""
         if not self.visible.issuperset(values):
             value = next(value for value in values if value not in self.visible)
             raise self.wrong(f"{value} is not defined before its use", eqn)
@@ -446,6 +451,7 @@ class _FunctionCheck:
         self.equations.seen.add(node)
 
     def argument(self, argument: Argument) -> None:
+        """Check an argument, and define its value. A parameter must be one that the program declares."""
         where = f"argument {argument.value} of {self.where}"
         self.define(argument.value)
         self.end(argument, where, argument.role == "carried")

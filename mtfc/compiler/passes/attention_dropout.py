@@ -21,7 +21,7 @@ from mtfc.compiler.records import frozen
 class Dropout:
     """The dropout of attention's weights. keep: tells which weights stay. factor: the factor of the weights that stay.
 
-    flag: without it all weights stay as they are; None if they never do.
+    flag: False in a run without dropout, where all weights stay as they are; None if every run has dropout.
     """
 
     keep: Value

@@ -151,9 +151,9 @@ class Gradients:
 class AttentionParts:
     """The parts of an attention that its gradient has, too.
 
-    exponential: the equation of the exponentials. total: their sum. dot: that of queries and keys. factors: ops, and the values,
-    that scale the logits. squashed: the result of the soft cap's tanh. biases: values, and False if they are subtracted.
-    conditions: where logits count.
+    exponential: the equation of the exponentials. total: their sum. dot: the product of queries and keys.
+    factors: ops, and the values, that scale the logits. squashed: the result of the soft cap's tanh.
+    biases: values, and False if they are subtracted. conditions: tell which logits count.
     """
 
     exponential: Equation

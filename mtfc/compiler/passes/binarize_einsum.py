@@ -36,6 +36,7 @@ class BinarizeEinsum(Pass):
     most: int = 1 << 30
 
     def run(self, program: Program) -> Program:
+        """Return the program with einsums of at most two operands. Costs are those of shards under the layout."""
         rules = program.layout.compute if program.layout else Rules()
         cost = ShardElements(rules, program.mesh)
         return program.map_functions(lambda function: binarized(function, cost, self.most))

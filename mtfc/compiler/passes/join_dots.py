@@ -44,6 +44,7 @@ class JoinDots(Pass):
     balance: int = 0
 
     def run(self, program: Program) -> Program:
+        """Return the program with joined dots, if the pass or the layout says how many FLOPs a byte is worth."""
         balance = self.balance or (program.layout.forms.flops_per_byte if program.layout else 0)
         if not balance:
             return program
@@ -116,6 +117,7 @@ class DotJoiner:
         }
 
         def joined(build: Builder, eqn: Equation) -> Sequence[Value] | None:
+            """Return a sum with its dots joined into fewer ones; None for other equations."""
             if not _is_addition(eqn) or eqn.result in inner:
                 return None
             leaves = list(_leaves(eqn, makers, inner))

@@ -59,9 +59,9 @@ class MixedPrecision(Pass):
 
     def run(self, program: Program) -> Program:
         """Return the program with the dtypes of its training, and with wide statistics."""
-        training = program.training
-        if training is not None and training.precision is not None:
-            program = _retyped(program, Retyping(*training.precision, states=program.states))
+        precision = program.training.precision if program.training else None
+        if precision is not None and len(program.functions) == 1:  # gradients have their dtypes already
+            program = _retyped(program, Retyping(*precision, states=program.states))
         return program.map_functions(lambda function: _with_wide_statistics(function, program.states))
 
 
@@ -86,6 +86,7 @@ def everything_in(program: Program, dtype: str) -> Program:
 
 
 def _retyped(program: Program, retyping: Retyping) -> Program:
+    """Return the program with other dtypes in its functions and for its stored parameters."""
     parameters = tuple(_stored_as(parameter, retyping.stored) for parameter in program.parameters)
     return attrs.evolve(program.map_functions(retyping.function), parameters=parameters)
 
@@ -161,6 +162,7 @@ class Retyping:
         given, dtypes = dict(zip(region.arguments, operands, strict=True)), dict[str, str]()
 
         def argument_of(argument: Argument) -> Argument:
+            """Return an argument of the region with the type of the loop's operand."""
             operand = given[argument]
             type = sliced_type(operand.type, dim) if argument.role == "sliced" else operand.type
             value = Value(self.builder.names.fresh(argument.value.name), type)
@@ -172,6 +174,7 @@ class Retyping:
             return attrs.evolve(argument, value=value)
 
         def output_of(output: Output) -> Output:
+            """Return an output of the region, cast to the dtype of the variable that it updates."""
             value = self.new[output.value]
             value = self.builder.cast(value, dtypes.get(output.updates or "", value.type.dtype))
             return attrs.evolve(output, value=value)
@@ -266,6 +269,7 @@ class RetypingUpdate(Retyping):
     """Retypes an optimizer's function: parameter, gradient and states have one stored dtype, and so have the outputs."""
 
     def _argument(self, argument: Argument) -> Argument:
+        """Return an argument of an update as a parameter is retyped, if it is one of floats; its role stays."""
         old = argument.value.type.dtype
         role = "parameter" if old in FLOATS else argument.role
         return attrs.evolve(super()._argument(attrs.evolve(argument, role=role)), role=argument.role)
@@ -393,6 +397,7 @@ class _Kinds:
 
 
 def _only_moves(eqn: Equation) -> bool:
+    """Return True if an equation moves or repeats elements, and computes no new ones."""
     return has_trait(eqn, "window") or (not eqn.regions and OPS[eqn.op].storage == "view")
 
 

@@ -271,7 +271,10 @@ class Slots:
     again: Callable[[Builder], Value] | None = None
 
     def first(self, tick: Tick, is_again: bool = False) -> Value:
-        """Return the place of the first layer of each stage in a tick, and less than -inner for an idle stage."""
+        """Return the place of the first layer of each stage in a tick.
+
+        For an idle stage it is -inner, so that all of its layers have places below 0.
+        """
         scope, build, slot = tick.scope, tick.scope.build, tick.step
         table = self.again if is_again and self.again else self.table
         if table is not None:
@@ -457,6 +460,7 @@ class StageBody:
         """Return the values of a region that differ between stages if some arguments do, also through carries."""
 
         def inside(given: set[Value]) -> set[Value]:
+            """Return the given values, and the results that differ between stages because of them."""
             found = set(given)
             for eqn in region.body:
                 found.update(self._varying_results(eqn, found))

@@ -34,10 +34,11 @@ def _as(build: Builder, x: Value, source: Dim, target: Dim) -> Value:
 
 @attrs.frozen
 class PipelinedLoop:
-    """Rewrites one loop over layers. `sums` are its values with a term for each micro-batch: see `ir/micro_batch_rule.py`.
+    """Rewrites one loop over layers as a loop over ticks.
 
-    name: of what it carries. wanted: its results that are read afterwards. kept: its results that the backward pass reads tick by
-    tick. slots: where these are. spread: see `Spread`.
+    name: a prefix of the names of what it carries. sums: values of the loop that are sums with a term for each micro-batch: see
+    `ir/micro_batch_rule.py`. wanted: results that equations after the loop read. kept: results that the backward pass reads tick
+    by tick. slots: the places where stages keep these. spread: see `Spread`.
     """
 
     name: str

@@ -422,6 +422,7 @@ TABLE = {
 
 
 def _rewrite(c: RewriteContext, eqn: Equation, named: set[str]) -> Value | None:
+    """Return the value that the first fitting rule gives for an equation; None if none fits, or if a layout names it."""
     if eqn.op not in TABLE or eqn.path in named:
         return None
     return next((value for rule in TABLE[eqn.op] if (value := rule(c, eqn)) is not None), None)

@@ -26,8 +26,8 @@ Plan = tuple[Mesh, Layout]
 class Price:
     """The price of a step for one processor: seconds of computing, seconds of communicating, bytes of memory.
 
-    seconds: of the simulated step, in which communication overlaps with independent computation. tiled: bytes as the machine
-    stores them. sent: bytes that the processor sends.
+    seconds: the time of the simulated step, in which communication overlaps with independent computation. tiled: bytes as
+    the machine stores them. sent: bytes that the processor sends.
     """
 
     compute: float

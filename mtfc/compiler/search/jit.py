@@ -71,6 +71,7 @@ def _tolerant(load: Callable[[], Any]) -> Callable[[], Any]:
     """Return a loader of Numba's cache index that treats an unreadable index as empty: it may name classes that are gone."""
 
     def loaded() -> Any:
+        """Return what is stored, or nothing if the file is damaged or of another version."""
         try:
             return load()
         except (AttributeError, ImportError, EOFError, UnpicklingError):

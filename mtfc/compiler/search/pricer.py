@@ -177,9 +177,9 @@ MANY_EQUATIONS = 2000
 class LayersPricer:
     """Prices a model with repeated layers by two programs with fewer: see `repeated_layers.py`.
 
-    shorter, longer: the pricers of programs without these layers, and with one of them. number: of the layers. recomputing: the
-    pricer of the whole program if it computes values again, None if it does not. What is computed again is chosen for the whole
-    program.
+    shorter, longer: the pricers of programs without these layers, and with one of them. number: the number of the layers.
+    recomputing: the pricer of the whole program if it computes values again, None if it does not. What is computed again is
+    chosen for the whole program.
     """
 
     shorter: LayoutPricer
@@ -196,7 +196,10 @@ class LayersPricer:
 
     @property
     def seconds(self) -> float:
-        """The seconds that a price of the model is expected to take, by those that the slowest prices of both programs took."""
+        """The expected seconds of pricing the whole model exactly.
+
+        These are the slowest prices of both short programs, in proportion to the number of equations.
+        """
         return sum(max(each.spent, default=0.0) for each in (self.shorter, self.longer)) / self.share
 
     def pricing(self, objective: Objective) -> Pricing:

@@ -134,7 +134,7 @@ def newest_checkpoint(path: Path) -> Path | None:
 
 
 def remote_steps(names: Collection[str], inside: str = f"{CHECKPOINTS}/") -> list[int]:
-    """Return the steps of the whole checkpoints in a remote folder, in order. names: of the files in the folder of the run."""
+    """Return the steps of the whole checkpoints in a remote folder, in order. names: the files in the folder of the run."""
     files = [name.removeprefix(inside) for name in names if name.startswith(inside)]
     folders = {file.partition("/")[0] for file in files if "/" in file}
     return sorted(int(each) for each in folders if each.isdecimal() and f"{each}/{UNFINISHED}" not in files)
@@ -370,6 +370,7 @@ def _member(path: Path, archive: ZipFile, name: str) -> StoredArray:
     headers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
     def header() -> tuple[tuple[int, ...], bool, Any, int]:
+        """Read shape, order, dtype and offset from the header of the array in the archive."""
         with archive.open(name) as file:
             shape, is_fortran, dtype = headers[np.lib.format.read_magic(file)](file)
             check_size(info, file.tell(), shape, dtype)
@@ -380,6 +381,7 @@ def _member(path: Path, archive: ZipFile, name: str) -> StoredArray:
             return np.lib.format.read_array(file, allow_pickle=False)
 
     def mapped() -> Array:
+        """Map the array into memory where it lies in the archive."""
         with path.open("rb") as file:  # the header of the zip format, then an .npy file
             file.seek(info.header_offset + 26)
             lengths = (int.from_bytes(file.read(2), "little") for _ in range(2))
@@ -440,6 +442,7 @@ def _safetensors(path: Path) -> dict[str, StoredArray]:
         headers = json.loads(start.read(size))
 
     def stored(name: str, alias_of: str | None = None) -> StoredArray:
+        """Return an array of the file, which is read later. alias_of: the name under which its numbers lie."""
         header = headers[alias_of or name]
         shape, dtype = tuple(header["shape"]), DTYPES.get(header["dtype"], header["dtype"])
         place = 8 + size + header["data_offsets"][0]
@@ -483,6 +486,7 @@ def _checkpoint(path: Path) -> dict[str, StoredArray]:
     about = About.read(path)
 
     def stored(name: str) -> StoredArray:
+        """Return an array of the checkpoint, which is read later."""
         dtype, shape = about.arrays[name]
 
         def read() -> Array:
@@ -559,6 +563,7 @@ def write_arrays(
 
 
 def _save_arrays(file: IO[bytes], arrays: Mapping[str, StoredArray]) -> None:
+    """Write arrays as an NPZ file without compression, one after the other: each is read when it is written."""
     import numpy as np
 
     with ZipFile(file, "w") as archive:

@@ -62,6 +62,7 @@ class Fitting:
         self.diagnostics = Diagnostics()
 
     def error(self, code: str, message: str, span: Span | None = None, help: str | None = None) -> None:
+        """Add a diagnostic about the file. span: another place, if there is one."""
         self.diagnostics.add(code, message, span or whole(self.path), help=help)
 
     def missing(
@@ -243,6 +244,7 @@ class Batches:
         return stacked([self[number * accumulate + i] for i in range(accumulate)])
 
     def _part(self, name: str, type: TensorType, number: int) -> Array:
+        """Return the array of an input in batch `number`: its own part, or the whole array that all batches share."""
         array = self.arrays[name]
         if name not in self.several:
             return array
@@ -343,6 +345,7 @@ def draw_batch(
     several = frozenset(name for name, type in types.items() if type.dims and number > 1)
 
     def drawn(name: str, type: TensorType) -> Array:
+        """Return the numbers of an input; those of several micro-batches one after the other."""
         entropy, bound = [seed, crc32(name.encode())], index_bound(name, function.body) or 2
         others = range(1, number) if name in several else ()
         first, *rest = (
@@ -504,6 +507,7 @@ PARTIAL = "`--params-partial` draws what the file lacks from --seed"
 
 
 def _unknown(name: str, declared: Iterable[str], fitting: Fitting) -> None:
+    """Report (E505) an array that is no parameter. The losses of a file of `--save` are none either, and count as known."""
     if name != "loss":
         help = did_you_mean(name, declared, f"the model has {listed(declared)}")
         if newest_checkpoint(Path(fitting.path)) is not None:

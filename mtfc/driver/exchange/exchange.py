@@ -106,6 +106,7 @@ def _written(
     weight_map: WeightMap | None,
     arrays: Mapping[str, StoredArray],
 ) -> WrittenFile:
+    """Write arrays to the output, with metadata, and return their record."""
     metadata = {"program": program.name, "mtfc": installed_version() or "not installed"}
     write_arrays(options.output, arrays, {**metadata, **(weight_map.metadata if weight_map else {})})
     return WrittenFile(options.output, arrays)
@@ -119,6 +120,7 @@ def _exported(links: Sequence[TensorLink], ours: Mapping[str, StoredArray]) -> d
     held: dict[str, Array] = {}
 
     def values(names: Sequence[str]) -> dict[str, Array]:
+        """Return parameters by name, and keep them until others are wanted."""
         if not held.keys() >= set(names):
             held.clear()
             held.update({name: ours[name].read() for name in names})
@@ -145,6 +147,7 @@ def _imported(
             places[part.parameter.name].append((link, part))
 
     def stored(parameter: Parameter) -> StoredArray:
+        """Return a parameter, which is read later from the arrays that its elements come from."""
         shape = tuple(dim.size for dim in parameter.type.dims)
         dtype = _common(theirs[link].dtype for link, _ in places[parameter.name])
 
@@ -207,11 +210,13 @@ class _Tensors:
             self.diagnostics.add(code, message + _more(same), same[0].rule.span("theirs"), help=help)
 
     def _missing(self, link: TensorLink) -> tuple[str, str | None]:
+        """Return the message and the help about a tensor that the file lacks."""
         near = nearest(link.names[0], self.arrays)
         help = self._resized(link.rule) or (f"did you mean its tensor `{near}`?" if near else None)
         return f"{self.path} has no tensor `{link.names[0]}`", help
 
     def _misshaped(self, link: TensorLink) -> tuple[str, str | None]:
+        """Return the message and the help about a tensor of another shape than its rule needs."""
         name = self._name(link) or ""
         shape, needed = self.arrays[name].shape, f"{link.shape_text}, which is {list(link.shape)}"
         message = f"`{name}` of {self.path} has shape {list(shape)}, and this rule needs {needed}"
@@ -235,6 +240,7 @@ class _Tensors:
             self.diagnostics.add("E505", message, whole(self.path), help=help)
 
     def _is_ignored(self, name: str) -> bool:
+        """Return True if the map of weights says to leave out a tensor."""
         return any(fnmatchcase(name, pattern) for pattern in self.weight_map.ignore)
 
     def _numbers(self, rule: Rule, names: Iterable[str]) -> list[dict[str, str]]:
@@ -315,6 +321,7 @@ class TensorLink:
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
+        """Return the shape of a tensor, whose parts are joined along the axis `join` if there are several."""
         shapes = [part.shape for part in self.parts]
         join = self.rule.join
         if len(shapes) == 1:

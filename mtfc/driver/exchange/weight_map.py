@@ -153,6 +153,7 @@ class _Reader:
         )
 
     def _known(self, table: Mapping[str, Any], known: Sequence[str], span: Span) -> None:
+        """Report keys of a table that a map of weights does not have."""
         for key in table:
             if key not in known:
                 help = did_you_mean(key, known, f"known are {', '.join(known)}")
@@ -186,6 +187,7 @@ class _Reader:
         return Rule(names, ours, dims, self._join(rule, len(ours), spans), spans)
 
     def _join(self, rule: Mapping[str, Any], number: int, spans: Mapping[str, Span]) -> int:
+        """Return the axis along which `number` parameters are joined in one tensor; report a wrong or missing one."""
         join = rule.get("join", 0)
         if isinstance(join, bool) or not isinstance(join, int) or join < 0:
             self.error("`join` is the number of an axis of their tensor, from 0 on", spans["join"])
@@ -195,6 +197,7 @@ class _Reader:
         return int(join) if isinstance(join, int) else 0
 
     def _dims(self, value: Any, number: int, span: Span) -> tuple[Axes | None, ...]:
+        """Return the axes that `dims` gives each of `number` parameters: one entry is for all of them, None if there is none."""
         if value is None:
             return (None,) * number
         texts = self._texts(value, "dims", span) or ()
@@ -234,6 +237,7 @@ class _Reader:
         return found
 
     def _metadata(self, table: Any) -> dict[str, str]:
+        """Return the table `metadata`; report anything but texts."""
         if isinstance(table, dict) and all(isinstance(value, str) for value in table.values()):
             return dict(table)
         self.error("`metadata` is a table of texts", self._at("metadata"))

@@ -288,6 +288,7 @@ def perturbed(leaves: Sequence[Any], narrowest: str) -> Iterator[list[Any]]:
     least = rounding(ARRAY_DTYPES[narrowest])
 
     def moved(x: Any, random: Any) -> Any:
+        """Return an array with noise of the size of its rounding."""
         wide = np.promote_types(x.dtype, np.float32)
         noise = max(rounding(x.dtype), least) * random.standard_normal(x.shape)
         return (x.astype(wide) * (1 + noise.astype(wide))).astype(x.dtype)
@@ -332,6 +333,7 @@ def _on_drawn(plan: Plan, seed: int, budget: float | None) -> PlanVerification:
     """
 
     def tried() -> Iterator[PlanVerification]:
+        """Yield the comparison for each kind of arguments; stop after two kinds on which the function did not end."""
         endless = 0
         for kind in KINDS:
             args, kwargs = with_far_indices(plan, *drawn_arguments(plan, seed, kind), seed)
@@ -544,7 +546,7 @@ class Road:
     def of(cls, name: str, function: Any, tree: Any, keys: Sequence[Any], draws: Any, mesh: Any) -> Road:
         """Return the road of a function of pytrees. keys: for each leaf the implementation of its random keys, or None.
 
-        mesh: of the function, or None.
+        mesh: the mesh of the function, or None.
         """
         from jax import export
 
@@ -575,6 +577,7 @@ class Road:
         return [RoadResults(self.name, draws=found)]
 
     def _loaded(self) -> Any:
+        """Return the exported program as a function of whole arrays, on the first devices of this process."""
         exported = pickle.loads(self.text)
         devices = np.array(jax.devices()[: self.devices]).reshape([*self.axes.values()])
         mesh = jax.sharding.Mesh(devices, tuple(self.axes))

@@ -77,7 +77,10 @@ Objective = Literal["time", "serial", "memory"]
 
 @attrs.frozen
 class Coverage:
-    """The primitives that every processor evaluates as a whole. share: of all FLOPs, and of all bytes read and written."""
+    """The primitives that every processor evaluates as a whole.
+
+    share: their share of all FLOPs, and of all bytes read and written.
+    """
 
     opaque: Mapping[str, int]
     lines: tuple[str, ...]
@@ -357,6 +360,7 @@ def mesh_of(text: str) -> Mesh:
 
 
 def _meshes(devices: int | None, target: str) -> tuple[Mesh, ...]:
+    """Return all shapes of a mesh. Raises `UsageError` if the number of devices is unknown."""
     from mtfc.driver.searching.space import MOST_AXES, meshes
 
     if devices is None:
@@ -477,6 +481,7 @@ class FunctionSource:
         return found
 
     def _check_parameters(self, number: int) -> None:
+        """Raise `UsageError` if `--parameters` has the number of no argument. number: the number of all arguments."""
         wrong = [each for each in self.parameters or () if each >= number]
         if wrong:
             raise UsageError(
@@ -496,6 +501,7 @@ class FunctionSource:
         return self.imported.imported.warnings()
 
     def without_faults(self, best: BestLayout, known: Sequence[tuple[Mesh, Layout]], until: float) -> Found:
+        """Search as `ImportedProgram.without_faults`, and name the known faults that the found layout still meets."""
         from mtfc.driver.jax_functions.xla_faults import met_faults
 
         found = self.imported.without_faults(best, known, until)
@@ -557,6 +563,7 @@ def _arguments(
 
 
 def _count(given: tuple[Sequence[Any], Mapping[str, Any]]) -> str:
+    """Return positional and named arguments in words: `2 arguments, mask`."""
     number = len(given[0])
     named = "".join(f", {name}" for name in given[1])
     return f"{number} argument{'s' * (number != 1)}{named}"
@@ -572,6 +579,7 @@ def _is_ours(error: Exception) -> bool:
 
 
 def _takes(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return True if a function can be called with these arguments; True, too, if it does not tell its parameters."""
     try:
         inspect.signature(function).bind(*args, **kwargs)
     except TypeError:

@@ -149,6 +149,7 @@ class Plan:
 
     @cached_property
     def _in_trees(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The shardings of all arguments, in their own form: positional and named."""
         tree = of_any_functions(self.imported.flat.in_tree)
         found: tuple[tuple[Any, ...], dict[str, Any]] = sharding_tree(tree, self._in_leaves)
         return found
@@ -181,6 +182,7 @@ class Plan:
         """All arguments, positional and named, as `jax.ShapeDtypeStruct`s with shardings."""
 
         def struct(leaf: Leaf, sharding: Any) -> Any:
+            """Return shape, dtype and sharding of an argument."""
             is_key = leaf.key is not None
             dtype = jax.random.key(0, impl=leaf.key).dtype if is_key else ARRAY_DTYPES[leaf.dtype]
             return jax.ShapeDtypeStruct(leaf.user_shape, dtype, sharding=sharding)
@@ -238,6 +240,7 @@ class Plan:
 
         @public
         def planned(*args: Any, **kwargs: Any) -> Any:
+            """Compute the function with the layouts of the plan for these sizes."""
             plan = self.for_sizes(args, kwargs)
             results = plan._computed(constrained(plan), plan._leaves(args, kwargs))
             return jax.tree.unflatten(plan.imported.flat.out_tree, results)
@@ -249,13 +252,14 @@ class Plan:
     def jit(self, function: Callable[..., Any] | None = None, **options: Any) -> Callable[..., Any]:
         """Return `apply(function)` under `jax.jit` with the plan's mesh and shardings. Arguments are placed as the plan says.
 
-        options: those of `jax.jit`, such as `donate_argnums`. Inside of another transformation, it is `apply`.
+        options: options of `jax.jit`, such as `donate_argnums`. Inside of another transformation, it is `apply`.
         """
         applied = self.apply(function)
         jitted = jax.jit(applied, out_shardings=self.out_shardings, **options)
 
         @public
         def planned(*args: Any, **kwargs: Any) -> Any:
+            """Move the arguments to their devices, and call the compiled function; inside of other traces compute it in place."""
             args, kwargs = by_place(self.function, args, kwargs)
             leaves = self.for_sizes(args, kwargs)._leaves(args, kwargs)
             if any(isinstance(x, jax.core.Tracer) for x in leaves):
@@ -296,6 +300,7 @@ class Plan:
             return jax.lax.with_sharding_constraint(x, sharding)
 
         def planned(x: Any, var: Any) -> Any:
+            """Return an array with a constraint to its layout in the plan, where it is fixed."""
             if var.key is not None or not var.shape or var in free:
                 return x
             dims = self.imported.dims_of(var)
@@ -347,8 +352,8 @@ class Plan:
         for leaf, x in zip(self._arguments, leaves, strict=True):
             if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer) and x.is_deleted():
                 raise UsageError(
-                    f"{leaf.name} was donated to an earlier call, and holds no numbers by now: give `plan.step` what that call "
-                    f"returned for it, or do not donate it"
+                    f"{leaf.name} was donated to an earlier call, and holds no numbers by now: pass what that call of "
+                    f"`plan.step` or `plan.jit(f)` returned for it, or do not donate it"
                 )
             shape, found_shape = leaf.user_shape, tuple(getattr(x, "shape", ()))
             if found_shape != shape:
@@ -551,6 +556,7 @@ class Plan:
         return self._simulated(self.hardware, self.hardware.name)["step_seconds"]
 
     def _simulated(self, hardware: Hardware, target: str) -> Step:
+        """Return the record of a simulated step."""
         from mtfc.driver.simulate import simulate_program
 
         return simulate_program(self.program, hardware, target).record()  # type: ignore[return-value]

@@ -69,6 +69,7 @@ class Unsaid:
         return (*self.leaf.shape[: self.axis], *parts, *self.leaf.shape[self.axis + 1 :])
 
     def __str__(self) -> str:
+        """Return the split in words, with the bytes that it costs and the remedies."""
         factors = " x ".join(f"{dim.name} {dim.size}" for dim in self.leaf.dims[self.axis])
         return (
             f"{self.leaf.name}: axis {self.axis} is {factors}, and {', '.join(self.axes)} splits {self.dim.name}; "
@@ -150,6 +151,7 @@ class AnyFunction:
 
 
 def _is_function(x: object) -> bool:
+    """Return True for a function in a tree of arguments, or a record of functions alone."""
     if isinstance(x, tuple):
         return type(x) is not tuple and all(callable(each) for each in x)
     return isinstance(x, AnyFunction) or (callable(x) and not isinstance(x, type))
@@ -162,6 +164,7 @@ def of_any_functions(tree: Any) -> Any:
     """
 
     def free(static: Any) -> Any:
+        """Return a static argument with a wildcard in the place of each function."""
         if type(static) is tuple:
             return tuple([free(each) for each in static])
         return AnyFunction() if _is_function(static) else static
@@ -364,6 +367,7 @@ def _batch_axis(imported: Imported, on: Mesh, stored: Stored) -> str:
 
 
 def _one_axis(entry: Any, path: str) -> str | None:
+    """Return the mesh axis of an entry of a `PartitionSpec`, None for none. Raises `UsageError` for several: Keras takes one."""
     axes = entry_axes(entry)
     if len(axes) > 1:
         raise UsageError(
@@ -538,6 +542,7 @@ def _scanned(eqn: Any, operands: Sequence[Any], body: Body, constrain: Constrain
     consts, carries = scan_counts(params)
 
     def iteration(carry: Any, xs: Any) -> tuple[list[Any], list[Any]]:
+        """Compute one iteration with constraints; return what it carries on, and its slices of results."""
         given = [*operands[:consts], *carry, *xs]
         found = _evaluated(params["jaxpr"], given, iter(body.steps), constrain)
         return found[:carries], found[carries:]

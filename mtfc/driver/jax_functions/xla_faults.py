@@ -62,6 +62,7 @@ class PlacedSteps:
 
     @cached_property
     def readers(self) -> Mapping[Var, Sequence[AppliedPrimitive]]:
+        """Variable -> the steps that read it."""
         found: dict[Var, list[AppliedPrimitive]] = {}
         for step in self.steps:
             for x in step.operands:

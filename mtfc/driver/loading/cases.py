@@ -200,6 +200,7 @@ class PlacementCase(CaseOnDevices):
         )
 
     def _program(self, program: Program, of: str = "step") -> PlacedProgram:
+        """Return the program placed part by part on devices. of: the function."""
         from mtfc.placements.running.placed_program import PlacedProgram
 
         return PlacedProgram(program, self.placement, self.declared, of)
@@ -220,7 +221,10 @@ def check_multi_mesh(programs: Sequence[Program], layouts: Sequence[MultiMeshLay
 
 
 def _elsewhere(declared: MultiMeshLayout, programs: Sequence[Sequence[Program]]) -> Iterator[Diagnostic]:
-    """Yield E305 for `value` rules of a part for values that are not on its mesh. programs: those of each part, by model."""
+    """Yield E305 for `value` rules of a part for values that are not on its mesh.
+
+    programs: the programs of each part, by model.
+    """
     columns = zip(*programs, strict=True)
     known = [{name for each in column for name in ProgramIndex(each).by_path} for column in columns]
     for part, own in zip(declared.parts, known, strict=True):

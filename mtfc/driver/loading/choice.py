@@ -65,7 +65,7 @@ class Choice:
 
     layout: a name, or rules as text. mesh: a name, or a shape as text. settings: entries of the model's `train` block, each
     `KEY=VALUE`. passes: the passes that lower a program, as text or as passes, in place of the default ones.
-    source: what makes the program; None for a .mtf file. memory: see `memory_limit.py`.
+    source: the function of JAX or the graph that makes the program; None for a .mtf file. memory: see `memory_limit.py`.
     """
 
     model: str | None = None
@@ -98,6 +98,7 @@ def settings_of(values: Mapping[str, object]) -> tuple[str, ...]:
 
 
 def _text_of(value: object) -> str:
+    """Return a setting of Python as the language writes it."""
     if isinstance(value, list | tuple):
         return ", ".join(map(_text_of, value))
     return str(value).lower() if isinstance(value, bool) else " ".join(str(value).splitlines())

@@ -28,6 +28,10 @@ def layout_targets(
 
 
 def _tensor(thing: LayoutTarget, name: str) -> Tensor:
+    """Return what legality checks know of a target of `value` rules: its dims, source place and name.
+
+    An equation has the dims of its results and those that it sums over.
+    """
     if isinstance(thing, Equation):
         dims = dict.fromkeys((*(d for v in thing.results for d in v.type.dims), *_reduced(thing)))
         return Tensor(TensorType(thing.results[0].type.dtype, tuple(dims)), thing.span, name, None)

@@ -166,6 +166,7 @@ def _lists(rows: Ragged) -> list[list[int]]:
 
 
 def _unzipped(content: bytes) -> bytes:
+    """Return the content of a file, decompressed if it is gzip. Raises `MalformedInstance`."""
     if not content.startswith(GZIP):
         return content
     try:
@@ -175,6 +176,7 @@ def _unzipped(content: bytes) -> bytes:
 
 
 def _parsed(content: bytes) -> Any:
+    """Return the value of JSON text. Raises `MalformedInstance`."""
     try:
         return json.loads(content)
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -206,6 +208,7 @@ def _problem(record: dict[str, Any]) -> AssignmentProblem:
 
 
 def _object(record: Any, key: str, of: str) -> dict[str, Any]:
+    """Return the entry of a JSON object that is an object itself. Raises `MalformedInstance`."""
     found = _entry(record, key, of)
     if not isinstance(found, dict):
         raise MalformedInstance(f"expected an object as `{key}` of {of}, found {_kind(found)}")
@@ -213,6 +216,7 @@ def _object(record: Any, key: str, of: str) -> dict[str, Any]:
 
 
 def _entry(record: Any, key: str, of: str) -> Any:
+    """Return the entry of a JSON object. Raises `MalformedInstance` if there is none. of: the name of the object in messages."""
     if not isinstance(record, dict):
         raise MalformedInstance(f"expected {of} to be an object, found {_kind(record)}")
     if key not in record:
@@ -223,6 +227,7 @@ def _entry(record: Any, key: str, of: str) -> Any:
 
 
 def _limit(record: dict[str, Any]) -> int | None:
+    """Return the limit of memory in bytes, None for none. Raises `MalformedInstance` for a wrong one."""
     limit = record.get("usage_limit")
     if limit is not None and (type(limit) is not int or not 0 <= limit <= LARGEST):
         raise MalformedInstance(f"expected bytes as `usage_limit` of problem, found {limit!r:.40}")
@@ -244,6 +249,7 @@ def _rows(record: dict[str, Any], key: str, of: str) -> Ragged:
 
 
 def _pairs(record: dict[str, Any], key: str, of: str) -> Integers:
+    """Return a list of pairs of numbers as an array of two columns. Raises `MalformedInstance`."""
     rows = _rows(record, key, of)
     found = rows.lengths
     _refuse(found != 2, lambda i: f"expected two numbers in {of}.{key}[{i}], found {found[i]}")
@@ -272,12 +278,14 @@ def _numbers(lists: list[list[Any]], path: str) -> Integers:
 
 
 def _first_bad_number(lists: list[list[Any]], path: str) -> str:
+    """Return the message about the first entry that is no number in range."""
     places = ((row, column, each) for row, values in enumerate(lists) for column, each in enumerate(values))
     row, column, found = next(p for p in places if type(p[2]) is not int or not 0 <= p[2] <= LARGEST)
     return f"expected an integer from 0 to {LARGEST:.0e} in {path}[{row}][{column}], found {_kind(found)}"
 
 
 def _expect_count(found: Sized, count: int, path: str, other: str) -> None:
+    """Raise `MalformedInstance` unless a list is as long as another one. other: its name in the message."""
     if len(found) != count:
         raise MalformedInstance(
             f"expected as many entries in {path} as in {other}, {count}; found {len(found)}"
@@ -285,6 +293,7 @@ def _expect_count(found: Sized, count: int, path: str, other: str) -> None:
 
 
 def _expect_lengths(rows: Ragged, lengths: Integers, path: str, why: str) -> None:
+    """Raise `MalformedInstance` unless each row has the length that another list says. why: the reason for the lengths."""
     _expect_count(rows, len(lengths), path, "the list before it")
     found = rows.lengths
     _refuse(

@@ -62,7 +62,7 @@ PLAN = ".json"
 
 @attrs.frozen
 class LayoutOnMesh:
-    """A layout on a mesh. passes: those that lower a program; None for the default ones.
+    """A layout on a mesh. passes: the passes that lower a program; None for the default ones.
 
     limit: the memory limit of a device, if there is one.
     """
@@ -280,7 +280,10 @@ def _refuse_multi_mesh(module: Module, choice: Choice, model: str, file: str) ->
 
 
 def say_left_out(selection: Selection, what: str, help: str) -> None:
-    """Say which layouts of several meshes a command leaves out. what: the begin of the sentence. help: where such layouts are."""
+    """Say which layouts of several meshes a command leaves out.
+
+    what: the beginning of the sentence. help: the command that shows such layouts.
+    """
     if names := [f"`{each.name}`" for each in selection.multi_mesh]:
         say(f"{what} {', '.join(names)}, of several meshes: {help}")
 
@@ -457,6 +460,7 @@ def dividing(layout: Layout, mesh: Mesh, sizes: Mapping[str, int]) -> Layout:
     """Return the layout without the rules whose axes do not divide the dimension."""
 
     def kept(rules: Rules) -> Rules:
+        """Return the rules whose axes divide the dimension's size."""
         return Rules(
             tuple((dim, axes) for dim, axes in rules.axes if not sizes.get(dim, 0) % mesh.size(axes))
         )

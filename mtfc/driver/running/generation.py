@@ -71,6 +71,7 @@ class Generation:
         ]
 
     def _encoding(self) -> Encoding:
+        """Return the encoding of texts: bytes, or that of the tokenizer."""
         return Bytes() if self.tokenizer is None else Tokenizer.open(self.tokenizer)
 
     def _decoded(self, tokens: Sequence[int], given: int, encoding: Encoding) -> str:

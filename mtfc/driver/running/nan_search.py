@@ -140,6 +140,7 @@ class Origins:
         return origins
 
     def computed(self, eqn: Equation, operands: Sequence[Shards], results: Sequence[Shards]) -> None:
+        """Note which results of an equation have numbers that are not finite, and where these come from."""
         for value, result in zip(eqn.results, results, strict=True):
             self.known.pop(value, None)
             counts = _counted(result.arrays, value)
@@ -161,6 +162,7 @@ class Origins:
         return BadNumbers(eqn, *counts, ranges, iterations, cause)
 
     def iterates(self, eqn: Equation, index: int) -> None:
+        """Note that a loop begins the iteration `index`. A loop that begins anew forgets the results that it had before."""
         if self.path and self.path[-1][0] is eqn:
             self.path[-1] = (eqn, index)
             return
@@ -172,6 +174,7 @@ class Origins:
         self.path.pop()
 
     def entered(self, source: Value, argument: Value) -> None:
+        """Note that an argument of a loop's region has the numbers of a value around the loop."""
         self.known.pop(argument, None)
         if source in self.known:
             self.known[argument] = self.known[source]
@@ -217,6 +220,7 @@ def _range(value: Value, shards: Shards) -> str:
 
 
 def _diagnostic(found: BadNumbers, program: Program, number: int) -> Diagnostic:
+    """Return the diagnostic about the equation that made the first number which is not finite, in step `number`."""
     file = source_file(program.functions)
     span = found.source.span or (program.training.span if program.training else None)
     assert span is not None, "a program from a file has spans"
@@ -241,6 +245,7 @@ def _message(found: BadNumbers, number: int) -> str:
 
 
 def _help(found: BadNumbers) -> str | None:
+    """Return the operands of the equation as help, or the advice to look into the data; None without any."""
     source = found.source
     if isinstance(source, Argument):
         return f"{found.operands[0]}{': look for such numbers in the data' * (source.role == 'input')}"

@@ -316,6 +316,7 @@ class TrainingRun:
                 self.proven, self.new = self.new or self.proven, None
 
     def _show(self) -> None:
+        """Evaluate after a step if there are data for it and the loss is finite, and show the step."""
         evaluation = self.evaluation
         if evaluation and self.is_finite:
             self.results = evaluate(self.session, self.program, evaluation, evaluation.count)[1]
@@ -400,6 +401,7 @@ class TrainingRun:
         return StepInputs(parameters, state, {}, step)
 
     def _save(self, parameters: Arrays, steps: Sequence[StepRecord]) -> None:
+        """Write parameters, their averages, and the losses of the steps."""
         assert self.save is not None
         if "loss" in parameters:
             say(f"{self.save} has no losses: a parameter is called `loss`")
@@ -503,6 +505,7 @@ def delayed_interrupt(message: str) -> Iterator[None]:
     came = False
 
     def note(*_: object) -> None:
+        """Remember the first signal, and leave a second one to the system."""
         nonlocal came
         came = True
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -111,6 +111,7 @@ class MultiMeshSearch:
                 yield partial(self._with_other_axes, part, dim)
 
     def _with_other_axes(self, part: int, dim: Dim, now: Candidate) -> Iterator[Candidate]:
+        """Yield the candidates in which a dimension on a mesh has other axes."""
         dims = self._dims(now)[part]
         if dim in dims:
             for rules in self._changes(part, dim, now.rules[part].rules, dims[dim]):
@@ -168,6 +169,7 @@ class MultiMeshSearch:
                 yield Rules(tuple((name, own) for name, own in changed.items() if own))
 
     def _priced(self, candidate: Candidate) -> tuple[bool, float]:
+        """Simulate a candidate that was not simulated yet, and return its value: see `_value`."""
         if candidate not in self.prices:
             self.prices[candidate] = self._step(candidate)
             found = self._value(self._least())[1]

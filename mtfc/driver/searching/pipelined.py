@@ -76,6 +76,7 @@ def _carried_dims(eqn: Equation) -> dict[Dim, None]:
 
 
 def _can_be_cut(eqn: Equation, batch: Dim) -> bool:
+    """Return True if a loop can run on micro-batches that are cut along a dimension: nothing mixes examples."""
     try:
         loop_sums(eqn, batch)
     except MixedMicroBatches:
@@ -123,6 +124,7 @@ class PipelineSearch:
         known: dict[Plan, Fits] = {}
 
         def fits(plan: Plan) -> Fits:
+            """Return the bytes that a plan has too many, and its value; each plan is compiled once."""
             if plan not in known:
                 price = tried.offer(*plan)
                 known[plan] = max(0.0, price.tiled - tried.room), value_of(price, tried.objective)
@@ -206,6 +208,7 @@ class PipelineSearch:
         return Layout("found", Rules(tuple(every.items())), pipelines=(pipeline,))
 
     def _is_possible(self, mesh: Mesh, rules: Rules, pipeline: Pipeline, axis: str) -> bool:
+        """Return True if the batch divides into micro-batches and their splits, and the layers into stages and chunks."""
         dims, inner = self.finder.program.dims, [x for x in rules.get(pipeline.batch) if x != axis]
         micro, rest = divmod(dims[pipeline.batch].size, pipeline.micro_batches)
         stages = mesh.sizes[axis] * pipeline.chunks

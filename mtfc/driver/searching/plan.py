@@ -238,6 +238,7 @@ class ResourcePrices:
         ]
 
     def _figures(self, plan: LayoutSearchResult) -> dict[str, Any]:
+        """Return the record of a plan, with its devices and its time of an example."""
         devices, ratio = plan.found.mesh.devices, self.ratio(plan)
         record = plan_record(plan.found.mesh, plan.found.layout, plan.price)
         return {"devices": devices, "seconds_per_example_ratio": ratio, **record}

@@ -184,6 +184,7 @@ class Checkpoints:
             self._remove(each)
 
     def _remove(self, step: int) -> None:
+        """Delete a checkpoint. It is renamed first, so that an interrupted deletion leaves no half of a checkpoint."""
         if self.mirror is not None:
             self.mirror.remove(step)
             return
@@ -307,7 +308,7 @@ class Saving:
     def save(self, step: int, state: Any, position: Any, last: TrainingStep | None, evaluates: bool) -> None:
         """Write a checkpoint while training goes on, and set the step of the next one. Raises what `Checkpoints.wait` raises.
 
-        position: of the data after the step. last: the last figures. evaluates: an evaluation of the state follows.
+        position: the position in the data after the step. last: the last figures. evaluates: an evaluation of the state follows.
         """
         assert self.checkpoints is not None
         before, now = self.about.step, monotonic()
@@ -317,6 +318,7 @@ class Saving:
         self.since = now
 
     def _about(self, step: int, position: Any, last: TrainingStep | None, evaluates: bool) -> About:
+        """Return the record of a checkpoint. evaluates: the run that goes on from it evaluates first, and needs the figures."""
         figures = attrs.asdict(attrs.evolve(last, evaluation={})) if last is not None and evaluates else None
         loss = finite(last.loss) if last is not None and last.number == step else None
         return attrs.evolve(self.about, step=step, data=position, unevaluated=figures, loss=loss)
@@ -355,7 +357,7 @@ class Saving:
         return f"the last checkpoint is {self.last}" if self.last else "there is no checkpoint yet"
 
     def _steps_of_minutes(self, seconds: float) -> int:
-        """Return the number of steps until the next checkpoint. seconds: of a step, as process 0 measures them."""
+        """Return the number of steps until the next checkpoint. seconds: the time of a step, as process 0 measures it."""
         from jax.experimental import multihost_utils
 
         assert self.minutes is not None
@@ -478,6 +480,7 @@ def _checks_on_host(parts: Mapping[str, Sequence[Any]]) -> Checks:
 
 
 def _is_finite(part: Any) -> bool:
+    """Return True if all numbers of an array are finite. It is read in chunks, so that no copy takes its memory."""
     flat = part.reshape(-1)
     if np.issubdtype(part.dtype, np.integer) or part.dtype == bool:
         return True
@@ -494,6 +497,7 @@ def _device_checks() -> Any:
     jnp = jax.numpy
 
     def run(arrays: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Return True if all arrays are finite, and the checksum of each."""
         floats = [x for x in arrays.values() if jnp.issubdtype(x.dtype, jnp.floating)]
         finite = jnp.all(jnp.stack([jnp.isfinite(x).all() for x in floats])) if floats else True
         return finite, {name: _sum_of_bits(x) for name, x in arrays.items()}
@@ -515,6 +519,7 @@ def kinds(state: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def _named_arrays(state: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the arrays of a state with their names in a checkpoint."""
     yield "step", state.step
     for kind in ("params", "optimizer"):
         yield from ((f"{kind}/{name}", array) for name, array in getattr(state, kind).items())

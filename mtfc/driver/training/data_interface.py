@@ -98,7 +98,10 @@ class BatchIterator:
 
 
 def place_in(starts: Array, number: int) -> tuple[int, int]:
-    """Return the file that has an example or document, and its number there. starts: of the files, and the number of all."""
+    """Return the file that has an example or document, and its number there.
+
+    starts: the first number of each file, and the number of all.
+    """
     file = int(np.searchsorted(starts, number, side="right")) - 1
     return file, number - int(starts[file])
 
@@ -131,6 +134,7 @@ class ExampleOrder:
         return found
 
     def _shuffled(self, keys: tuple[int, ...], positions: Array) -> Array:
+        """Return the examples at some positions of an epoch, whose keys are given: see the top of the file."""
         bits = max(LEAST_BITS, (self.count - 1).bit_length())
         found = _permuted(np.asarray(positions, np.uint64), bits, keys)
         while (outside := np.flatnonzero(found >= self.count)).size:
@@ -167,6 +171,7 @@ class MixedOrder:
 
     @classmethod
     def of(cls, counts: Sequence[int], weights: Sequence[float], seed: int) -> MixedOrder:
+        """Return the order of sources with some counts and weights."""
         data = import_package("grain", "grain").MapDataset
         turns = [data.range(sys.maxsize).map(partial(_turn, source)) for source in range(len(counts))]
         return cls(tuple(ExampleOrder(count, seed) for count in counts), data.mix(turns, weights))
@@ -213,6 +218,7 @@ class UserSource:
         return f"{self.name}: batches of a function"
 
     def batches(self, share: Share, seed: int | None, start: Position | None = None) -> BatchIterator:
+        """Return the batches of the function from a position on, read ahead in a thread."""
         shard = self._shard(share) if self.is_sharded else None
         steps = UserSteps(self, share, seed, shard)
         prefetched = import_package("grain", "grain").experimental.ThreadPrefetchDatasetIterator(steps, AHEAD)
@@ -221,6 +227,7 @@ class UserSource:
         return attrs.evolve(iterator, first=lambda: steps.first)
 
     def places(self, position: Position, seed: int | None) -> str:
+        """Return the items of a step, counted from 1."""
         last = position["iterator"]["items"]
         first = last - self.accumulate + 1
         return f"item {last} of {self.name}" if first == last else f"items {first} to {last} of {self.name}"
@@ -289,6 +296,7 @@ class UserSteps:
         return stacked([self._batch() for _ in range(self._source.accumulate)])
 
     def get_state(self) -> dict[str, Any]:
+        """Return the number of items so far, and the state of the user's iterable if it has one."""
         if self._stateful is not None:
             with explained(f"get_state of {self._source.name}"):
                 self._own = self._stateful.get_state()
@@ -327,6 +335,7 @@ class UserSteps:
         return items
 
     def _restore(self, stateful: Any) -> None:
+        """Bring an iterable of the user to its stored state, and ask it for its state from now on."""
         self._stateful = stateful
         if self._own is not None:
             stateful.set_state(self._own)
@@ -368,7 +377,10 @@ class UserSteps:
         return self._source.takes_rest and self._shard is None
 
     def _check(self, input: DataInput, fitting: Fitting, rows: int | None) -> None:
-        """Report an array that is missing, or that does not fit. rows: those of the item, which may be fewer than a batch."""
+        """Report an array that is missing, or that does not fit.
+
+        rows: the number of rows of the item, which may be fewer than a batch.
+        """
         if self._source.has_examples(input):
             size = input.rows // self._shard[1] if self._shard else input.rows
             part = attrs.evolve(input.type.dims[0], size=rows if rows and rows < size else size)

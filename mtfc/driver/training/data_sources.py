@@ -103,7 +103,7 @@ def open_source(
 
 
 def _is_function(spec: str) -> bool:
-    """Return True for `MODULE:FUNCTION`; a name before the colon that is a file is that of a file of tokens."""
+    """Return True for `MODULE:FUNCTION`, and False for a file of tokens such as `tokens.bin:uint16`."""
     match = FUNCTION.fullmatch(spec)
     return match is not None and match[2] not in TOKEN_DTYPES and not Path(match[1]).exists()
 
@@ -357,6 +357,7 @@ class FileSource:
         return self
 
     def description(self) -> str:
+        """Return the numbers of examples and of steps, and of the examples that an epoch leaves out."""
         count, steps = self.examples.count, self.steps_per_epoch
         if steps is None:
             return f"a mixture of examples without end: {self.mixture.description()}"
@@ -365,6 +366,7 @@ class FileSource:
         return f"{self.examples.name}: {count} examples, {steps} step{'s'[: steps - 1]} an epoch{left}"
 
     def batches(self, share: Share, seed: int | None, start: Position | None = None) -> BatchIterator:
+        """Return the batches from a position on, read ahead in threads. Without a seed they end after one pass."""
         grain = import_package("grain", "grain")
         reads = partial(self._step, share, self.order(seed))
         steps = self.steps_per_epoch if seed is None else sys.maxsize
@@ -540,6 +542,7 @@ class PackedSource:
         return BatchIterator.at(iterator, {**self.identity, "seed": seed}, start, self.name)
 
     def places(self, position: Position, seed: int | None) -> str:
+        """Return about which documents a batch has: packing does not say exactly."""
         number = self._number(self.order(seed), _next_document(position["iterator"]))
         return f"rows of packed documents, up to about {self.documents.place(number)}"
 
@@ -548,6 +551,7 @@ class PackedSource:
         return {self.documents.input.name: self.documents.tokens(self._number(order, position))}
 
     def _number(self, order: Order, position: int) -> int:
+        """Return the number of the document at a position of an order."""
         return int(order.numbers(np.array([position]))[0])
 
     def _step(self, share: Share, step: Mapping[str, Array]) -> dict[str, Array]:
@@ -555,6 +559,7 @@ class PackedSource:
         return {each.name: self._rows(share, each, step[each.name]) for each in self.inputs}
 
     def _rows(self, share: Share, input: DataInput, array: Array) -> Array:
+        """Return this process's rows of an input from the packed rows of all micro-batches of a step."""
         batches = array.reshape(self.accumulate, input.rows, -1)
         rows = batches[:, share.rows(input.name, input.rows)]
         found = input.converted(rows, lambda _: "a packed row")
@@ -569,7 +574,7 @@ def _next_document(state: Any) -> int:
 
 @attrs.frozen
 class Pieces:
-    """Cuts a document that is longer than a row, as a transformation of grain. length: of a row."""
+    """Cuts a document that is longer than a row, as a transformation of grain. length: the length of a row."""
 
     name: str
     length: int

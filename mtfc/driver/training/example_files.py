@@ -121,7 +121,10 @@ def _first(found: Sequence[object], most: int = SHOWN_EXAMPLES) -> str:
 
 @attrs.frozen
 class DataPart:
-    """A source of a mixture. name: as given. dtype: that of tokens. files: the file at the path, or those of a directory."""
+    """A source of a mixture.
+
+    name: the name as given. dtype: the dtype of tokens. files: the file at the path, or those of a directory.
+    """
 
     name: str
     weight: float
@@ -234,6 +237,7 @@ def _map_named(paths: str) -> Arrays:
 
 
 def _map_npy(path: str, name: str) -> Arrays:
+    """Map the array of an NPY file. Raises `CompileError` (E501)."""
     file_size(path)
     try:
         return {name: np.load(path, mmap_mode="r", allow_pickle=False)}
@@ -346,7 +350,7 @@ class Records:
 def open_records(path: str, dtype: str | None, key: str) -> Records:
     """Open the documents of a file. Raises `CompileError` (E501), `UsageError` and `Unavailable`.
 
-    dtype: that of the numbers in records of bytes. key: the column or key of a document.
+    dtype: the dtype of the numbers in records of bytes. key: the column or key of a document.
     """
     file_size(path)
     if path.endswith(JSON_LINES):
@@ -527,6 +531,7 @@ class RecordColumn:
         return np.stack(rows) if rows else np.empty((0, *self.row.shape), self.dtype)
 
     def _row(self, number: int) -> Array:
+        """Return the array of a record. Raises `CompileError` (E501) if it is not as that of the first."""
         found = self.records.read(number).get(self.name)
         if found is None or (found.shape, found.dtype) != (self.row.shape, self.row.dtype):
             raise unreadable(self.records.path, f"record {number} has other arrays than record 0")
@@ -536,7 +541,7 @@ class RecordColumn:
 def map_array_records(path: str, shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
     """Return the arrays of a file whose records are NPZ files or a `tf.train.Example`, by name.
 
-    shapes: of the inputs, without the batch: a `tf.train.Example` has none.
+    shapes: the shapes of the inputs, without the batch: a `tf.train.Example` has no shapes.
     """
     records = array_records(path)
     if not records.count:
@@ -602,6 +607,7 @@ def parse_tf_example(record: bytes) -> dict[str, Array] | None:
 
 
 def _array(feature: Any) -> Array | None:
+    """Return the values of a feature of a `tf.train.Example`; None if it has no values."""
     if feature.float_list.value:
         return np.array(feature.float_list.value, np.float32)
     if feature.int64_list.value:

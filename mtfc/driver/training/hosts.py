@@ -339,6 +339,7 @@ class Peers:
         return first
 
     def _tell(self, **message: Any) -> None:
+        """Send a last message to all other processes, and wait a while until they have closed their ends."""
         for link in self.links.values():
             link.send(**message)
             with suppress(OSError):
@@ -491,6 +492,7 @@ def _connect(peers: Peers, jax_state: Any) -> None:
 
 
 def _listener() -> socket.socket:
+    """Return a socket that other processes can connect to, by IPv6 too if the system has it."""
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(("", 0))

@@ -67,7 +67,10 @@ def check_hosts(case: Case, hosts: Hosts) -> None:
 
 @attrs.frozen(eq=False)
 class Forward:
-    """The forward pass on devices. rows: of a batch. counts: output -> the output with its count, of those with a count."""
+    """The forward pass on devices.
+
+    rows: the number of rows of a batch. counts: output that is a mean -> output with its count.
+    """
 
     on_devices: JaxProgram
     rows: int
@@ -157,6 +160,7 @@ class DataEvaluation:
         self.compiled.set()
 
     def _batches(self, stop: Stop) -> Iterator[tuple[Forward, Mapping[str, Any]]]:
+        """Yield each batch with the forward pass for its size; last the rows after the last whole batch."""
         number = 0
         with closing(self.source.batches(self.forward.on_devices.share, None)) as batches:
             for batch in islice(iter_batches(batches, stop), self.most):
@@ -205,6 +209,7 @@ def _rest(
 
 
 def _described(source: DataSource, has_rest: bool) -> str:
+    """Return the data of an evaluation in words: the numbers of examples, whole batches, and rows after them."""
     if not isinstance(source, FileSource):
         return source.description()
     steps = source.whole_steps

@@ -29,7 +29,7 @@ from mtfc.driver.data.packages import import_package
 from mtfc.driver.errors import UsageError, raised_as, say
 from mtfc.driver.options import Metric
 from mtfc.driver.training.user_code import explained, imported_function
-from mtfc.reports.array_summary import finite
+from mtfc.reports.array_summary import finite, scalars
 from mtfc.reports.source_lines import listed
 from mtfc.reports.training_report import TrainingStep, step_line
 
@@ -203,11 +203,12 @@ class TensorBoard(Sink):
         """Write the figures. Raises `Unavailable` if the disk is full."""
         scalar = import_package("tensorboardX.summary", "tensorboardX").scalar
         with raised_as(Unavailable, f"cannot write to {self.folder}"):
-            for name, value in step.scalars().items():
+            for name, value in scalars(step.figures()).items():
                 self._write(step=step.number, summary=scalar(name, value))
             self.writer.flush()
 
     def close(self) -> None:
+        """Close the file; errors of a full disk were reported before."""
         try:
             self.writer.close()
         except OSError:  # the part of an event that did not fit
@@ -279,6 +280,7 @@ class ProgressBar(Sink):
         return cls(bar, task, every)
 
     def step(self, step: TrainingStep) -> None:
+        """Move the bar to a step, and print the line of some steps above it."""
         total = int(self.bar.tasks[0].total)
         line = step_line(step, total)
         self.bar.update(self.task, completed=step.number, figures=line.partition("  ")[2].strip())
@@ -316,7 +318,7 @@ EVALUATIONS_FILE = "evaluations.json"
 class Evaluations:
     """The evaluations of a run. found: step -> means. patience: evaluations without a better one after which the run ends.
 
-    path: of the file, in the process that writes it. keeps: the checkpoint of the best evaluation stays.
+    path: the path of the file, in the process that writes it. keeps: the checkpoint of the best evaluation stays.
     """
 
     metric: Metric

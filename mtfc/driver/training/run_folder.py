@@ -140,6 +140,7 @@ class RunLock:
                 raise Unavailable(self._taken())
 
     def _beat(self) -> None:
+        """Count up in the lock's file, again and again, so that other processes see that this one lives."""
         count = 0
         while not self.stopped.wait(BEAT):
             count += 1
@@ -155,6 +156,7 @@ class RunLock:
         self.write(json.dumps({**self.owner, "count": f"{count:012d}"}).encode())
 
     def _taken(self) -> str:
+        """Return the message that another run owns the folder."""
         return (
             f"{self.folder} belongs to a run that is under way: {_described(_owner(self.read()))}; "
             "wait for its end, stop it, or give another --dir"
@@ -167,6 +169,7 @@ def _this_process() -> dict[str, Any]:
 
 
 def _content(path: Path) -> bytes | None:
+    """Return the bytes of a file; None if it cannot be read."""
     try:
         return path.read_bytes()
     except OSError:
@@ -190,6 +193,7 @@ def _owner(content: bytes | None) -> dict[str, Any]:
 
 
 def _described(owner: dict[str, Any]) -> str:
+    """Return the owner of a lock in words."""
     if not owner:
         return "an unknown process"
     host, pid, started = (str(owner.get(key, "?"))[:80] for key in ("host", "pid", "started"))
@@ -223,7 +227,7 @@ class FiguresPart:
 class Mirror:
     """A run's folder on this machine, and the remote one. lock: the lease, in the process that leads.
 
-    steps: those of the whole remote checkpoints. parts: of the figures. sent: bytes of the figures that are there.
+    steps: the steps of whole remote checkpoints. parts: the files of figures. sent: bytes of the figures that are there.
     together: waits until all processes have come to a place, by its name.
     """
 
@@ -271,6 +275,7 @@ class Mirror:
             self.send_figures()
 
     def _send_now_and_then(self, ended: Event) -> None:
+        """Send the figures of steps from time to time, until the run has ended."""
         while not ended.wait(PAUSE):
             with suppress(Unavailable):  # the next checkpoint says so
                 self.send_figures()

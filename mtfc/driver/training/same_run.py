@@ -150,6 +150,7 @@ def _processes(numbers: Sequence[int]) -> str:
 
 
 def _version(package: str) -> str:
+    """Return the version of a package."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -171,6 +172,7 @@ def _facts_of_files(option: str, spec: str) -> Iterator[tuple[str, str]]:
 
 
 def _files(path: Path) -> list[Path]:
+    """Return a file, or the files of a folder by name."""
     if not path.is_dir():
         return [path] if path.is_file() else []
     return sorted(each for each in path.iterdir() if each.is_file() and not each.name.startswith("."))

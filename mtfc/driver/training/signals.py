@@ -92,6 +92,7 @@ class Stop:
         raise Stopped
 
     def _end_in_time(self) -> None:
+        """End the process before the cluster does, if the step under way takes too long; else warn if saving does."""
         due = monotonic() + max(0.0, self.grace - MARGIN)
         if not self.answered.wait(due - monotonic()):
             late = f"the step under way takes longer than {self.grace - MARGIN:.0f} s, and is not saved"
@@ -111,6 +112,7 @@ class Stop:
 
 
 def _fill(result: Future[T], call: Callable[[], T]) -> None:
+    """Put the result of a call, or its error, into a future."""
     try:
         result.set_result(call())
     except BaseException as error:

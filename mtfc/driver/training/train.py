@@ -378,6 +378,7 @@ class Trainer:
         return stop.wait(lambda: self._figures_of(state, stop), PATIENCE)
 
     def _figures_of(self, state: TrainState, stop: Stop) -> dict[str, float]:
+        """Return the means of the outputs for the parameters, and for their averages if the file asks for these."""
         assert self.evaluation is not None and self.program.training is not None
         whole = self.on_devices.whole_params
         means = self.evaluation.means(whole(state.params), stop)
@@ -486,6 +487,7 @@ class ProfiledSteps(Sink):
     is_running: bool = False
 
     def step(self, _: object) -> None:
+        """Count a step, and start or stop the profiler after it."""
         self.seen += 1
         if self.seen == self.before:
             with self._named():
@@ -502,12 +504,14 @@ class ProfiledSteps(Sink):
             say(f"--profile begins after step {self.before}, and the run was shorter")
 
     def _stop(self) -> None:
+        """Stop the profiler, and say where the profile is."""
         self.is_running = False
         with self._named(), _forgotten_on_failure():
             import_jax().profiler.stop_trace()
         say(f"the profile of {self.seen - self.before} steps is in {self.folder}")
 
     def _named(self) -> AbstractContextManager[None]:
+        """Report faults of writing the profile as a lack of the environment."""
         what = f"cannot write a profile to {self.folder}"
         return raised_as(
             Unavailable, what, RuntimeError, ValueError, OSError

@@ -53,6 +53,7 @@ class OtherRounding:
     adds_in_order: bool = False
 
     def __call__(self, shard: Shard, *operands: Array) -> Any:
+        """Evaluate an equation of floats as another processor may. Other equations have one result, which is returned."""
         if not _is_float(shard):
             return meaning(shard, *operands)
         if self.flushes:
@@ -163,6 +164,7 @@ class InfinityMarks:
     """
 
     def __call__(self, shard: Shard, *operands: Array) -> Any:
+        """Evaluate an equation; a NaN takes the place of each infinity that arithmetic makes."""
         found = meaning(shard, *operands)
         if not _is_float(shard) or OPS[shard.eqn.op].flops is no_flops:
             return found

@@ -61,6 +61,7 @@ class Remade:
     arguments: tuple[Any, ...]
 
     def checks(self) -> Sequence[Check]:
+        """Make the checks by calling the function."""
         module, name = self.function.split(":")
         found: Sequence[Check] = getattr(import_module(module), name)(*self.arguments)
         return found
@@ -77,7 +78,7 @@ def results(
     budget: float | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> Iterator[Any]:
-    """Yield the results of all checks, which run in children. budget: seconds for all of them. variables: of the environment.
+    """Yield the results of all checks, which run in children. budget: seconds for all of them. variables: environment variables.
 
     Checks that no other process can make run in this one, without a limit. Raises what a check raises.
     """
@@ -156,7 +157,7 @@ class _Child:
 
     @classmethod
     def start(cls, remade: Remade, first: int, variables: Mapping[str, str]) -> _Child:
-        """Start a child that makes the checks, and runs those from the first on. variables: of the environment."""
+        """Start a child that makes the checks, and runs those from the first on. variables: environment variables."""
         printed: IO[bytes] = TemporaryFile()  # noqa: SIM115
         connection, theirs = Pipe()
         with theirs:
@@ -202,6 +203,7 @@ class _Child:
             return monotonic()
 
     def end(self) -> None:
+        """End the process, and free what it had."""
         self.process.kill()
         self.process.wait()
         self.connection.close()
@@ -255,6 +257,7 @@ def _end_with_caller(connection: Connection) -> None:
 
 
 def _send(connection: Connection, kind: str, value: Any = None) -> None:
+    """Send a message of a kind with a value. An exception that cannot be sent becomes a `RuntimeError` with its text."""
     try:
         text = pickle.dumps((kind, value))
         pickle.loads(text)

@@ -98,7 +98,10 @@ def attention_passes(cases: Sequence[LayoutOnMesh]) -> tuple[Pass, ...]:
 def exact_case(
     program: Program, layout: str, compare: Callable[[], ExactResult], hint: str = ""
 ) -> ExactCase:
-    """Return an exact comparison of a function of JAX, if its size and its primitives allow one. hint: what to do otherwise."""
+    """Return an exact comparison of a function of JAX, if its size and its primitives allow one.
+
+    hint: advice where none is possible.
+    """
     size = elements(program)
     if size > QUICK:
         return ExactCase(program.name, layout, skipped=f"its values have {size:.1e} elements{hint}")
@@ -127,7 +130,10 @@ def elements(program: Program) -> int:
 
 
 def selections_of(options: VerifyOptions, sources: Sources, **others: bool) -> Iterable[Selection]:
-    """Return every model of the file with its layouts; one model if an option speaks of one. others: of `select`, for this."""
+    """Return every model of the file with its layouts; one model if an option speaks of one.
+
+    others: further arguments of `select`.
+    """
     choice = options.choice
     if choice.source is not None or choice.model or choice.settings or options.data or options.params:
         return [select(options.file, choice, sources, every_layout=True, **others)]
@@ -200,6 +206,7 @@ def with_twins(
     )
 
     def attributes(eqn: Equation) -> Mapping[str, Any]:
+        """Return the attributes of an equation, with twins for those that depend on sizes."""
         found = dict(eqn.attrs)
         for key, value in eqn.attrs.items():
             if (eqn, key) in sizes[0].numbers:
@@ -217,6 +224,7 @@ def with_twins(
 
 
 def _layout(layout: Layout, sizes: Sequence[SmallSizes]) -> Layout:
+    """Return a layout whose pipelines have the numbers of all sizes at once: see `twin`."""
     pipelines = []
     for each in layout.pipelines:
         small = [every.pipelines[each] for every in sizes]

@@ -77,6 +77,7 @@ class ReferenceRuns:
         return self.at_stage(0)
 
     def at_stage(self, number: int) -> ExpectedArrays:
+        """Return what is expected of a layout after some stages of runs, which are computed when they are first asked for."""
         with doing("the undistributed program"):
             if not self._runs:
                 self._runs.append(self.run(None))
@@ -268,6 +269,7 @@ class CaseModules:
 
     @classmethod
     def of(cls, case: Case, reference: Reference, backend: str) -> CaseModules:
+        """Load the modules of a case. A layout of one mesh has its step and its gradients in the same module."""
         if not isinstance(case, LayoutOnMesh):
             texts = (case.source(reference.program, backend, of) for of in ("step", "gradients"))
             return cls(*(loaded(text, backend) for text in texts))
@@ -335,6 +337,7 @@ def jax_gradients(reference: Reference) -> Mapping[str, Comparison]:
     inputs = module.shard(dict(reference.batches[0]), module.INPUTS)
 
     def objective(varying: Mapping[str, Any]) -> Any:
+        """Return the sum of the minimized outputs for varying arrays."""
         given = [{**part, **{k: v for k, v in varying.items() if k in part}} for part in (params, inputs)]
         results = module.forward(*given)
         return sum(results[name].sum() for name in minimized)
@@ -364,7 +367,7 @@ def interpreted(
     number: int = 0,
     evaluate: Evaluation | None = None,
 ) -> Arrays:
-    """Return the outputs of a function that is not distributed, by name. number: of the training step."""
+    """Return the outputs of a function that is not distributed, by name. number: the number of the training step."""
     from mtfc.backends.interpreter import interpret, meaning
 
     numbers = {a.value.name: number for a in function.arguments if a.role == "step"}
@@ -401,6 +404,7 @@ def reported(outputs: Arrays) -> Arrays:
 
 
 def _initial_state(step: Function) -> dict[str, Any]:
+    """Return the first value of each state of the optimizer: an array of equal numbers."""
     states = (argument for argument in step.arguments if argument.role == "state")
     return {
         state.value.name: np.full([dim.size for dim in state.value.type.dims], state.initial)

@@ -170,6 +170,7 @@ class SizesCase(ExactCase):
         return [f"ok     {_judged(self.found)} elements are equal at two choices of small sizes", *lines]
 
     def record(self) -> dict[str, Any]:
+        """Return the JSON record. A check that was skipped has proven nothing."""
         kept = ("layout", "model", "ok", "wrong", "elements", "not_judged")
         known = super().record()
         sizes = {name: _plain(each) for name, each in self.sizes.items()}
@@ -184,7 +185,7 @@ class Comparison:
     """An array of a layout beside the same array of the undistributed program.
 
     error: the largest absolute difference. scale: the largest absolute value of the undistributed array. bound: the largest
-    difference that passes for rounding. fault: what is wrong, or None.
+    difference that passes for rounding. fault: the mistake in words, or None.
     """
 
     error: float
@@ -291,6 +292,7 @@ class CaseResult(CheckResult):
                     yield each.text(f"{NOUNS[part]} {name}{where}")
 
     def record(self) -> dict[str, Any]:
+        """Return the JSON record; of draws with special numbers only those with a fault."""
         wrong = {what: _compared_json(each) for what, each in self.special.items() if any(_faulty(each))}
         case = {"layout": self.layout.name, "mesh": dict(self.mesh.axes), "backend": self.backend}
         own = {**super().record(), **case, "not_finite": list(self.not_finite)}

@@ -72,6 +72,7 @@ def _some(*numbers: Callable[[Any], float]) -> Callable[[Any, Any, Any], None]:
     """Write each number at one place."""
 
     def change(flat: Any, generator: Any, limits: Any) -> None:
+        """Put the numbers at random places of an array."""
         places = generator.permutation(flat.size)[: len(numbers)]
         for place, number in zip(places, numbers, strict=False):
             flat[place] = number(limits)
@@ -139,6 +140,7 @@ def has_convolution(function: Function) -> bool:
 
 
 def _number(function: Function) -> int:
+    """Return the number of draws: fewer for a function that computes many elements."""
     return max(LEAST, min(MOST, WORK // max(computed_elements(function.body, PER_EQUATION), 1)))
 
 
@@ -160,6 +162,7 @@ def _all_draws(function: Function, arguments: Arrays, seed: int) -> Iterator[Spe
 
 
 def _changed(array: Array, kind: SpecialKind, entropy: Sequence[int]) -> Array:
+    """Return an array in which some numbers are special ones of a kind."""
     array = np.asarray(array)
     flat = array.astype(np.float64).reshape(-1)
     kind.change(flat, np.random.default_rng(entropy), limits_of(array.dtype))

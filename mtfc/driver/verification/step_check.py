@@ -313,6 +313,7 @@ class DeclaredStep:
         (g_name,) = (a.value.name for a in update.arguments if a.role == "input")
 
         def rule(p: Any, g: Any, states: Arrays) -> Updated:
+            """Return a parameter and its states after the update that the file declares."""
             found = _called(update, self.reference, {**states, p_name: p, g_name: g, "the number": number})
             new = {str(o.updates): found[o.name] for o in update.outputs}
             return new.pop(p_name), new
@@ -454,7 +455,7 @@ def declaration(text: str, file: str, choice: Choice, model: str) -> ast.TrainDe
 class Situation:
     """A step from some parameters and states. batches: the micro-batches. what: the situation in words.
 
-    known: parameters and states. number: that of the step.
+    known: parameters and states. number: the number of the step.
     """
 
     what: str
@@ -465,7 +466,10 @@ class Situation:
 
 @attrs.define(slots=False, eq=False)
 class StepCheck:
-    """The comparison of one program. known: parameters and states after three steps. unchecked: what no situation shows."""
+    """The comparison of one program.
+
+    known: parameters and states after three steps. unchecked: the parts that no tried situation shows.
+    """
 
     step: DeclaredStep
     known: Arrays = attrs.field(factory=dict)

@@ -145,6 +145,7 @@ def figure_within(expected: str, fits: Callable[[float], bool], kind: type[float
     """Return a function that reads a number that fits. expected: words for these numbers."""
 
     def read(figure: ast.HardwareFigure, scope: Scope) -> float | None:
+        """Return the number of a figure; report one that does not fit."""
         if isinstance(figure.value, ast.HardwareFigures | ast.Tuple | ast.DeviceList):
             return wrong_figure(figure, expected, scope)
         value = number(figure.value, scope)
@@ -169,6 +170,7 @@ whole_figure = figure_within("a whole number from 1 on", _is_count, int)
 
 
 def _sizes(figure: ast.HardwareFigure, scope: Scope) -> tuple[int, ...] | None:
+    """Return the sizes of a link, `8` or `(4, 4)`; None, with diagnostics, if one is wrong."""
     nodes = figure.value.items if isinstance(figure.value, ast.Tuple) else (figure.value,)
     sizes = [whole_figure(ast.HardwareFigure(node.span, figure.key, node), scope) for node in nodes]
     found = tuple(size for size in sizes if size is not None)
@@ -179,6 +181,7 @@ def word(*words: str) -> Read:
     """Return a function that reads one of some words."""
 
     def read(figure: ast.HardwareFigure, scope: Scope) -> str | None:
+        """Return the word of a figure; report any other."""
         text = figure.value.text if isinstance(figure.value, ast.Name) else None
         if text not in words:
             wrong_figure(figure, f"one of: {', '.join(words)}", scope)
@@ -203,6 +206,7 @@ def _rate(figure: ast.HardwareFigure, scope: Scope) -> Rate | None:
 
 
 def _point(entry: ast.HardwareFigure, scope: Scope) -> tuple[float, float] | None:
+    """Return a size and the rate there, from an entry of a table by size; None, with a diagnostic (E315), for a wrong one."""
     if isinstance(entry.key, ast.Name) or not _is_possible(entry.key.value):
         message = f"a table by size has numbers from {LEAST:g} to {MOST:g} as keys"
         return scope.refuse("E315", message, entry.key.span)
@@ -231,6 +235,7 @@ def _table(expected: str, is_key: Callable[[ast.Name, Scope], bool], read: Read)
     """
 
     def read_table(figure: ast.HardwareFigure, scope: Scope) -> dict[str, Any] | None:
+        """Return the figures of a table by key; report one that is empty or wrong."""
         if not isinstance(figure.value, ast.HardwareFigures) or not figure.value.entries:
             return wrong_figure(figure, expected, scope)
         places: dict[str, Span] = {}
@@ -253,6 +258,7 @@ def _record(
     """
 
     def read(figure: ast.HardwareFigure, scope: Scope) -> Any:
+        """Return the object that the entries describe; report entries that are missing or wrong."""
         given = figure.value.entries if isinstance(figure.value, ast.HardwareFigures) else None
         if given is None or not (given or needed):
             return wrong_figure(figure, expected, scope)
@@ -406,6 +412,7 @@ def _has_wires(link: GraphLink, graph: DeviceGraph, decl: ast.LinkDecl, scope: S
 
 
 def _is_connected(graph: DeviceGraph, decl: ast.HardwareDecl, scope: Scope) -> bool:
+    """Return True if links lead from the first device to all others; else report (E341) one that none leads to."""
     lost = graph.unreachable()
     if lost is None:
         return True
@@ -416,6 +423,7 @@ def _is_connected(graph: DeviceGraph, decl: ast.HardwareDecl, scope: Scope) -> b
 
 
 def _kind(decl: ast.DeviceDecl, scope: Scope) -> DeviceKind | None:
+    """Return the kind of devices that a `device` entry declares; None, with a diagnostic, if it is wrong."""
     where = f"device `{decl.name.text}`"
     known: Mapping[str, Read] = {"count": whole_figure, "role": word("worker", "server"), **DEVICE}
     found = entries_of(decl.figures, known, NEEDED, where, decl, scope)
@@ -503,6 +511,7 @@ def _group(
 
 
 def _between(figure: ast.HardwareFigure, scope: Scope) -> ast.DeviceList | None:
+    """Return the list of what a link joins; None, with a diagnostic, for anything else."""
     if isinstance(figure.value, ast.DeviceList) and figure.value.devices:
         return figure.value
     return wrong_figure(figure, "the devices and links that are joined: `[cpu, gpu[0..3]]`", scope)
@@ -540,7 +549,7 @@ def hardware_text(hardware: Hardware, comment: str) -> str:
 
 
 def _entries(record: object, known: Iterable[str]) -> Iterator[str]:
-    """Yield the entries of a record that say something."""
+    """Yield the entries of a record that differ from their defaults, as text. known: the keys in their order."""
     for key in known:
         value = getattr(record, FIELDS.get(key, key))
         if value not in (None, (), {}) and value != USUAL.get(key):

@@ -34,6 +34,7 @@ def batch_counted_rows(flat: Flat) -> None:
 
 
 def _variables(body: Body) -> Iterator[Var]:
+    """Yield all variables of a body, also those in loops."""
     yield from body.arguments
     for step in all_steps(body.steps):
         yield from step.results

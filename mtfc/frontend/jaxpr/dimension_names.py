@@ -57,6 +57,10 @@ class Source(NamedTuple):
     names: Sequence[str]
     is_weight: bool
 
+    def outer(self) -> "Source":
+        """Return the source with the names of the module's parents."""
+        return self._replace(names=[name.removesuffix(f"_{self.names[0]}") for name in self.names[1:]])
+
 
 class Side(NamedTuple):
     """An operand of a dot, or the filters of a convolution: the factors that the result keeps, those that are summed, batches.
@@ -85,7 +89,8 @@ class RoleFinder:
     """Follows weights, ids and scores through the forward pass.
 
     sources, ids: array -> the argument that it is made of. scores: array -> the sides of the dot that it is computed from
-    elementwise, and whether by an exponential. weights: the uses of weights in order. labels: axes that ids point into.
+    elementwise, and whether by an exponential. weights: the uses of weights in order. labels: axes that ids point into. others:
+    factor -> one that stands in its place at a use, and back.
     """
 
     sources: dict[Operand, Source]
@@ -97,11 +102,13 @@ class RoleFinder:
     attentions: list[tuple[Sequence[Side], Axis, Axis]] = attrs.field(factory=list)
     labels: list[tuple[Axis, Var]] = attrs.field(factory=list)
     inputs: dict[Factor, Source] = attrs.field(factory=dict)
+    others: dict[Factor, Factor] = attrs.field(factory=dict)
     chooses: bool = False
 
     def run(self, body: Body) -> None:
         """Follow the steps of the forward pass in order, and note the roles of their axes."""
         given = [source for source in self.sources.values() if not source.is_weight]
+        of_weights = [f for source in self.sources.values() if source.is_weight for f in _join(source.axes)]
         self.inputs = {f: source for source in given for f in _join(source.axes)}
         self.ids = {source.var: source.var for source in given if source.var.dtype[0] in "iu"}
         self._steps(body)
@@ -109,31 +116,32 @@ class RoleFinder:
             self._attention(*attention)
         for pointed, ids in self.labels:
             self._label(pointed, ids)
-        for use in self.weights if self.chooses else ():
-            self.see("experts", (f for f in use.batch if f not in self.inputs), use.source)
-        summed = [f for use in self.weights if use.is_dot for f in use.summed]
+        routes = {use.kept for use in self.weights}
+        for use in self.weights:
+            routed = (f for f in (*use.batch, *use.kept) if (f,) in routes and (f,) != use.kept)
+            found = dict.fromkeys((*routed, *(use.batch if self.chooses else ())))
+            self.see("experts", (f for f in found if f not in self.inputs), use.source)
+        dots = [use for use in self.weights if use.is_dot]
+        summed, made = {f for use in dots for f in use.summed}, {f for use in dots for f in use.kept}
         for f, source in self.inputs.items():
             if f in summed and len(source.axes) > 1 and f in leaves(source.axes[-1]):
                 self.see("features", (f,), source)
-        others = {f for use in self.weights if not use.is_dot for f in (*use.kept, *use.summed)}
-        for f in (f for use in self.weights for f in use.kept if f in summed and f not in others):
-            self.see("hidden", (f,), ())
+        of_images = {f for use in self.weights if not use.is_dot for f in (*use.kept, *use.summed)}
+        for f in of_weights:
+            if f not in of_images and (f in made if f in summed else self.others.get(f) in summed):
+                self.see("hidden", (f,), None)
+        for use in (use for use in self.weights if use.source and not use.source.names):
+            self.see("out_features" if use.is_dot else "out_channels", use.kept, None)
 
-    def see(
-        self,
-        role: str,
-        factors: Iterable[Factor],
-        where: Source | Sequence[str] | None,
-        is_clear: bool = False,
-    ) -> None:
+    def see(self, role: str, factors: Iterable[Factor], where: Source | None, is_clear: bool = False) -> None:
         """Note a role of factors that have none. where: what gives the role its name.
 
         is_clear: True if nothing else can have this role.
         """
         own = leaves(factors)
-        names = where.names if isinstance(where, Source) else where or ()
         if own and self.sightings.keys().isdisjoint(own):
-            self.sightings.update(dict.fromkeys(own, Sighting(role, own, tuple(names), is_clear)))
+            names = tuple(where.names) if where else ()
+            self.sightings.update(dict.fromkeys(own, Sighting(role, own, names, is_clear)))
 
     def _steps(self, body: Body) -> None:
         """Follow values from the operands to the results of each forward step, and read what single primitives tell about
@@ -142,15 +150,23 @@ class RoleFinder:
         for step in body.steps:
             if step.stage != "forward":
                 continue
+            self._renamed(step.renamed, step.operands)
             for inner in step.bodies:
                 for x, y in zip(step.operands, inner.arguments, strict=False):
                     self._pass(x, y)
                 self._steps(inner)
+                self._renamed(inner.renamed, inner.outputs)
             for x, y in product(step.operands, step.results if not step.bodies else ()):
                 self._pass(x, y, step.primitive in MOVES, step.primitive == "exp")
             self.chooses |= step.primitive in CHOOSES
             if step.primitive in READERS:
                 READERS[step.primitive](self, step)
+
+    def _renamed(self, renamed: Mapping[int, Sequence[Axis]], arrays: Sequence[Operand]) -> None:
+        """Note factors in whose place others stand at a use."""
+        uses = (zip(_join(arrays[i].axes), _join(axes), strict=False) for i, axes in renamed.items())
+        for x, y in (pair for use in uses for pair in use if pair[0] is not pair[1]):
+            self.others |= {x: y, y: x}
 
     def _pass(self, x: Operand, y: Var, moves: bool = True, is_exp: bool = False) -> None:
         """Let an array be made of the arguments that another array is made of."""
@@ -192,6 +208,11 @@ class RoleFinder:
         source = self.sources.get(x)
         return source if source and source.is_weight and len(source.axes) > 1 else None
 
+    def concatenate(self, step: AppliedPrimitive) -> None:
+        """Let an array that consists of weights be made of the first."""
+        if all(map(self._weight, step.operands)):
+            self.sources[step.results[0]] = self.sources[step.operands[0]]
+
     def convolution(self, step: AppliedPrimitive) -> None:
         """Note height, width and channels of an input, and the sides of a kernel."""
         numbers, source = step.params["dimension_numbers"], self._weight(step.operands[1])
@@ -205,8 +226,6 @@ class RoleFinder:
             self.weights.append(Side(source, leaves(kernel[made]), leaves(kernel[summed]), is_dot=False))
             for role, j in zip(roles, windows, strict=False):
                 self.see(f"kernel_{role}", kernel[j], source)
-            if not source.names:
-                self.see("out_channels", kernel[made], source)
         for role, j in zip(roles, numbers.out_spec[2:], strict=False):
             self.see(f"out_{role}", step.results[0].axes[j], source)
 
@@ -240,11 +259,13 @@ class RoleFinder:
         body, start = step.bodies[0], sum(scan_counts(step.params))
         trains = any(each.stage == "backward" for each in body.steps)
         for i, x in enumerate(step.operands[start:], start):
-            source = self.sources.get(x)
-            if source and leaves(step.axes(i)[0]) == _join(source.axes[:1]):
+            over = leaves(step.axes(i)[0])
+            source = self.sources.get(x) or (self.inputs.get(over[0]) if over else None)
+            whole = [*map(leaves, source.axes)] if source else []
+            if source and over in whole[: 1 if source.is_weight else None]:
                 role = "layers" if source.is_weight else "steps" if trains else "length"
-                self.see(role, step.axes(i)[0], source, True)
-                self.scanned.add(source.var)
+                self.see(role, over, source, True)
+                self.scanned |= {source.var} if over == whole[0] else set()
 
     # What several steps say
 
@@ -261,15 +282,14 @@ class RoleFinder:
         ends = {*sides[0].summed, *values}
         uses = [use for use in self.weights if not ends.isdisjoint(use.kept)]
         made = {f for use in uses for f in use.kept}
-        own, *more = next((use.source.names for use in uses if use.source), ()) or ("",)
-        where = [name.removesuffix(f"_{own}") for name in more]
+        made_by = next((use.source for use in uses if use.source), None)
+        where = made_by and made_by.outer()
         queries = next((side.kept for side in sides if {*keys}.isdisjoint(side.kept)), ())
         groups = [f for f in queries if f in made]
         positions = [f for f in queries if f not in made]
         is_self = any(f.alternate is not None and f.alternate.root() in queries for f in keys)
-        first, second = (
-            (keys, positions) if is_self and any(f.stands_in for f in positions) else (positions, keys)
-        )
+        is_swapped = is_self and any(f.stands_in for f in positions)
+        first, second = (keys, positions) if is_swapped else (positions, keys)
         self.see("length", first or second, where)
         self.see("length_other" if is_self else "key_length", second, where)
         self.see("head_dim", sides[0].summed, where)
@@ -300,13 +320,15 @@ class RoleFinder:
         """Return the first axis without a role that most inputs share, behind axes over which loops run."""
         given = {x.var: x.axes for x in self.sources.values() if not x.is_weight and x.axes}
         first = (leaves(axes[var in self.scanned and len(axes) > 1]) for var, axes in given.items())
-        counts = Counter(own for own in first if own and self.sightings.keys().isdisjoint(own))
+        of_weights = {f for use in self.weights for f in (*use.kept, *use.summed)}
+        counts = Counter(own for own in first if own and of_weights.union(self.sightings).isdisjoint(own))
         return max(counts, key=counts.__getitem__, default=())
 
 
 READERS: Mapping[str, Callable[[RoleFinder, AppliedPrimitive], None]] = {
     "dot_general": RoleFinder.dot,
     "ragged_dot_general": RoleFinder.dot,
+    "concatenate": RoleFinder.concatenate,
     "conv_general_dilated": RoleFinder.convolution,
     "gather": RoleFinder.lookup,
     "eq": RoleFinder.one_hot,
@@ -375,20 +397,22 @@ def _propose_others(flat: Flat, roles: Sequence[Role], places: Sequence[str]) ->
     sources = []
     for var, role, text in arguments:
         axes = var.axes[:-1] if var.key is not None or var in wrapped else var.axes
-        names = _modules(text) if role != "input" else [_last(text), _last(text, 2)]
+        names = [_last(text), _last(text, 2)] if role == "input" else _modules(text)
         sources.append(Source(var, axes, names, role != "input"))
     finder = RoleFinder({source.var: source for source in sources})
     finder.run(flat.body)
     _want(finder.batch(), BATCH, "batch")
-    named: set[Factor] = set()
-    for factors, name in finder.names():
+    found = [*finder.names()]
+    for factors, name in found:
         _want(factors, ROLE, name)
-        named |= {*factors}
-    made = [(use.kept, use.source) for use in finder.weights if use.source]
-    made += [(source.axes[0], source) for source in sources if source.is_weight and len(source.axes) == 1]
-    for factors, source in made:
-        for name in source.names:
-            _want(tuple(f for f in factors if f not in named) or factors, MODULE, name)
+    named = {f for factors, _ in found for f in factors}
+    uses = [(use, use.source.names) for use in finder.weights if use.source]
+    made: list[tuple[Axis, Sequence[str]]] = [(use.kept, names) for use, names in uses]
+    made += [((finder.others.get(f, f),), [f"{name}_other"]) for factors, name in found for f in factors]
+    made += [(use.summed, [f"{name}_in" for name in names]) for use, names in uses]
+    made += [(source.axes[0], source.names) for source in sources if source.is_weight and source.axes]
+    for factors, name in ((factors, name) for factors, names in made for name in names):
+        _want(tuple(f for f in leaves(factors) if f not in named) or factors, MODULE, name)
     for order, (var, _, text) in enumerate(arguments):
         for j, each in enumerate(var.axes):
             _want(each, PLACE + order, f"{_last(text, 2)}_{j}")
@@ -418,7 +442,7 @@ def _modules(text: str) -> list[str]:
     The module of `layers/0/1` is `layers_0`, and that of `params/qkv_w` is `qkv`.
     """
     argument, *parts = [part for part in text.removesuffix("/value").split("/") if part not in ("", "~")]
-    if len(parts) > 1 and (parts[-1].lower() in WEIGHTS or (parts[-1] + parts[-2]).isdigit()):
+    if parts and (parts[-1].lower() in WEIGHTS or ("".join(parts[-2:]).isdigit() and len(parts) > 1)):
         parts.pop()
     if "".join(parts).isdigit():
         parts.insert(0, argument)
@@ -530,14 +554,12 @@ Copy = dict[tuple[str, ...], Var]
 
 def _groups(flat: Flat) -> dict[tuple[str | bool, ...], dict[str, Copy]]:
     """Return places before a number, and whether a place follows it -> number -> copy."""
-    from jax.tree_util import keystr
-
     found: dict[tuple[str | bool, ...], dict[str, Copy]] = defaultdict(lambda: defaultdict(dict))
     for path, var in zip(flat.inputs, flat.body.arguments, strict=False):
-        parts = (*(keystr((key,), simple=True) for key in path[:2]), *flat.parts(path))
+        parts = (flat.argument_name(path), *flat.parts(path))
         for i, part in enumerate(parts):
             match = NUMBER.match(part)
-            if match and i > 1:
+            if match and i > 0:
                 after = parts[i + 1 :]
                 found[(*parts[:i], match[1], bool(after))][match[2]][after] = var
     return found

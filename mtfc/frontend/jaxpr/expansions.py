@@ -203,6 +203,7 @@ def _carried(eqn: Any, operands: Sequence[Any]) -> Any:
 
 
 def _is_complex(var: Any) -> bool:
+    """Return True for an array of complex numbers."""
     import numpy as np
 
     return isinstance(var.aval.dtype, np.dtype) and var.aval.dtype.kind == "c"
@@ -214,6 +215,7 @@ def moves_keys(eqn: Any) -> bool:
 
 
 def _has_keys(var: Any) -> bool:
+    """Return True for an array of keys of random numbers."""
     import jax
 
     return bool(jax.numpy.issubdtype(var.aval.dtype, jax.dtypes.prng_key))

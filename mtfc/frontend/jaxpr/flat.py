@@ -85,7 +85,7 @@ Operand = Var | Number
 
 
 def data_of(operand: Operand) -> int:
-    """Return the number of different elements of an array: it repeats them along some axes."""
+    """Return the number of elements that an array holds apart from copies: along some axes it only repeats them."""
     return prod(size for j, size in enumerate(operand.shape) if j not in operand.repeated)
 
 
@@ -572,12 +572,13 @@ class Flattener:
         return tuple(x if isinstance(x, Empty) else copies.get(x, x) for x in operands)
 
     def _operand(self, v: Any, env: Env) -> Operand | Empty:
+        """Return the operand for a variable or a literal of a jaxpr."""
         if hasattr(v, "val"):
             return self._counted(v.val) or self._constant(v.val)
         return env[v]
 
     def _counted(self, value: Any) -> Var | None:
-        """Return an array of 0, 1, 2 and so on as the result of a step, or None. It may come from outside of the function."""
+        """Return the result of a new step that counts 0, 1, 2 and so on if a constant array does; None for other arrays."""
         import jax
         import numpy as np
 

@@ -250,12 +250,13 @@ def returned_arguments(flat: Flat) -> dict[int | str, tuple[Any, ...]]:
     """Return the arguments whose trees and shapes a result, or a part of it, has: the argument -> place of the result.
 
     Gradients have the tree of the model, and are no new model: the backward pass makes them. Places near the root come first.
+    An argument of one array must be the first of a function with gradients, as a result of its shape may be another thing.
     """
     backward = {var for step in flat.body.steps if step.stage == "backward" for var in step.results}
     results: dict[Any, list[Any]] = {}
     for path, output in zip(flat.outputs, flat.body.outputs, strict=True):
         is_gradient = output in backward
-        for i in range(len(path)):
+        for i in range(len(path) + 1):
             leaf = (path[i:], output.shape, output.dtype, *[None] * is_gradient)
             results.setdefault(path[:i], []).append(leaf)
     given: dict[int | str, list[Any]] = {}
@@ -268,7 +269,7 @@ def returned_arguments(flat: Flat) -> dict[int | str, tuple[Any, ...]]:
             for place, other in sorted(results.items(), key=lambda item: len(item[0]))
             if other == leaves and all(place[: len(at)] != at[: len(place)] for at in found.values())
         ]
-        if len(leaves) > 1 and places:
+        if places and (len(leaves) > 1 or (argument == 0 and backward)):
             found[argument] = places[0]
     return found
 
@@ -312,7 +313,7 @@ class _Import:
     def __init__(self, flat: Flat, linker: Linker, roles: Sequence[Role], place: Span) -> None:
         """Start a program.
 
-        flat: the steps. linker: the axes. roles: those of the arguments. place: the line of the function.
+        flat: the steps. linker: knows the axes. roles: the role of each argument. place: the line of the function.
         """
         self.flat, self.roles, self.place = flat, roles, place
         self.build = Builder(Names())
@@ -372,6 +373,7 @@ class _Import:
         return Leaf(name, path, var.shape, var.dtype, dims, role, var.key, constant)
 
     def _argument(self, leaf: Leaf, var: Var) -> Argument:
+        """Return the argument of the program for an array that the function takes."""
         value = Value(leaf.name, TensorType(leaf.dtype, leaf.flat_dims))
         self.emitter.known[var] = value
         inner = frozenset(dim for dims in leaf.dims for dim in [each for each in dims if each.size > 1][1:])

@@ -73,6 +73,7 @@ class Linker:
             self.give(var, tuple(map(axis, var.shape)))
 
     def body(self, body: Body) -> None:
+        """Link the axes of all steps of a body by the rules of their primitives."""
         for step in body.steps:
             for result in step.results:
                 result.is_backward = step.stage == "backward"
@@ -200,6 +201,7 @@ class JaxprEmitter:
     # Operands
 
     def raw(self, operand: Operand) -> Value:
+        """Return the value of an operand as it is: of a number, a constant."""
         if isinstance(operand, Number):
             return self.build.constant(operand.value, operand.dtype)
         return self.known[operand]

@@ -52,6 +52,7 @@ def traced(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
 
 
 def _of_values(error: Exception, reason: str, function: Callable[..., Any]) -> CompileError:
+    """Return the error (E802) for code that needs the numbers of arrays while it is traced."""
     return failure(
         "E802",
         f"the Python code depends on the values of arrays: {reason}",
@@ -134,6 +135,7 @@ def _is_variable(leaf: Any) -> bool:
 
 
 def _as_array(leaf: Any) -> Any:
+    """Return shape and dtype in the place of an array; other leaves stay."""
     import jax
 
     make: Any = jax.ShapeDtypeStruct

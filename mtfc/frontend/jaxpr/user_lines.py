@@ -43,6 +43,7 @@ def line_of(traceback: Any) -> Span | None:
 
 
 def _span(frame: Any) -> Span:
+    """Return the span of a frame in the user's file, with columns from 1 on."""
     end = max(frame.end_line, frame.start_line)
     column = max(1, frame.start_column + 1)
     return Span(frame.file_name, frame.start_line, column, end, max(frame.end_column + 1, column + 1))

@@ -44,6 +44,7 @@ class WhileLoop:
 
     @classmethod
     def of(cls, eqn: Any) -> WhileLoop:
+        """Return the loop of an equation of a jaxpr."""
         params = eqn.params
         counts = params["cond_nconsts"], params["body_nconsts"]
         return cls(params["cond_jaxpr"], params["body_jaxpr"], *counts)

@@ -145,6 +145,7 @@ def _first(name: ast.DimName | ast.Every, places: dict[str, Span], scope: Scope)
 def _section(
     rules: Iterable[ast.SplitRule], mesh: Mesh, scope: Scope, is_of_storage: bool = False
 ) -> Section:
+    """Return the rules of a section by dimension. Wrong ones, and a second one of a dimension, are reported and left out."""
     places: dict[str, Span] = {}
     first = (rule for rule in rules if _first(rule.dim, places, scope))
     found = [_rule(rule, mesh, scope) for rule in first if is_of_storage or not _is_of_every(rule, scope)]
@@ -161,6 +162,7 @@ def _is_of_every(rule: ast.SplitRule, scope: Scope) -> bool:
 
 
 def _rule(rule: ast.SplitRule, mesh: Mesh, scope: Scope) -> DeclaredRule | None:
+    """Return a rule of a layout; None, with a diagnostic, if its dimension or one of its axes is wrong."""
     if _is_reversed(rule, mesh, scope):
         return None
     name, declared = _dim(rule, scope)
@@ -180,6 +182,10 @@ def _dim(rule: ast.SplitRule, scope: Scope) -> tuple[str | None, Span]:
 
 
 def _axis(rule: ast.SplitRule, axis: ast.Name, places: dict[str, Span], mesh: Mesh, scope: Scope) -> bool:
+    """Return True for an axis of the mesh that the rule has once; report any other (E304, E308).
+
+    places: the places of the axes so far.
+    """
     if axis.text not in mesh.sizes:
         help = None if mesh.names else NOTHING_SPLIT
         return scope.unknown("E304", f"mesh `{mesh.name}` has no axis `{axis.text}`", axis, mesh.names, help)
@@ -491,6 +497,7 @@ def _loop_help(name: str, known: Mapping[str, Sequence[NamedSection]]) -> str | 
 
 
 def _around(name: str, known: Mapping[str, Sequence[NamedSection]]) -> str | None:
+    """Return the innermost known section around a name that is in no loop: `block` may be that of `block.mlp.w`."""
     while "." in name:
         name = name.rpartition(".")[0]
         if name in known and not any(each.is_looped for each in known[name]):

@@ -76,6 +76,7 @@ def check_layouts(
 
 
 def _too_many(declared: DeclaredLayout) -> Diagnostic:
+    """Return the error (E122) that a file's layouts together are too much to check."""
     message = f"the layouts up to this one have more than {MOST_CHECKS:,} tensors to check in the models of this file"
     help = "say which models a layout is for, check one with `--layout NAME`, or move layouts to other files"
     return Diagnostic("E122", message, declared.span, help=help)
@@ -95,6 +96,7 @@ def check_layout(
 
 
 def _check(facts: ProgramIndex, declared: DeclaredLayout, advice: Advice) -> Iterator[Diagnostic]:
+    """Yield the errors of a layout for a model; if it has none, also its warnings."""
     errors = list(_errors(facts, declared))
     yield from errors
     named = all(path in facts.by_path for path in declared.values)
@@ -227,6 +229,7 @@ def _dims(tensor: Tensor, needed: str) -> Iterator[tuple[str, Dim]]:
 
 
 def _axes(section: Section, name: str) -> tuple[str, ...]:
+    """Return the axes that the rule of a dimension has in a section; none without a rule."""
     return section[name].axes if name in section else ()
 
 
@@ -330,6 +333,7 @@ def _redeclared(facts: ProgramIndex, tensor: Tensor, dim: str, section: Section)
 
 
 def _text(facts: ProgramIndex, name: str, dim: str, section: Section) -> str:
+    """Return help that renames a dimension of a value to one that no rule splits."""
     new, declared = _new(facts, dim, section)
     variable = name.rpartition(".")[2]
     return f"; or rename one of them: `rename({variable}, {dim} -> {new})`{declared}"
@@ -378,7 +382,7 @@ def no_predictions() -> Faster:
 class Advice:
     """Options of the warnings about layouts.
 
-    allowed: warnings that the file allows. several: True if the file has several models. trained: those that it trains.
+    allowed: warnings that the file allows. several: True if the file has several models. trained: the models that it trains.
     predictor: makes the function that predicts speedups, on demand.
     """
 
@@ -544,6 +548,7 @@ class _Check:
         return rule is not None and dim in value.type.names and axis in rule.axes
 
     def _conflict(self, eqn: Equation, axis: str, rules: Sequence[DeclaredRule]) -> Diagnostic:
+        """Return the warning (W602) that two dimensions, both split over an axis, meet in an equation."""
         names = _list([rule.dim for rule in rules])
         message = f"{names} are both split over mesh axis `{axis}` and meet here: only one of them can be"
         labels = tuple(Label(rule.span, f"`{rule.dim}` is split over `{axis}` here") for rule in rules)

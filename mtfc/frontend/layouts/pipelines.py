@@ -99,7 +99,7 @@ def _error_of_chunks(pipeline: Pipeline, loop: Dim, stages: int) -> str | None:
 def _error_of_cut(cut: ast.Degree, batch: Dim, number: int, mesh: Mesh, axes: Axes) -> str | None:
     """Return why a batch cannot be cut into micro-batches; None if it can.
 
-    axes: those that split the batch beside the stages.
+    axes: the axes that split the batch beside the stages.
     """
     name = cut.dim.text
     if number < 1:
@@ -148,6 +148,7 @@ def _loops(facts: ProgramIndex, declared: DeclaredPipeline) -> list[Equation]:
 
 
 def _mixing(eqn: Equation, declared: DeclaredPipeline) -> Iterator[Diagnostic]:
+    """Yield E323 if a loop's iterations need several micro-batches at once."""
     try:
         loop_sums(eqn, declared.batch)
     except MixedMicroBatches as error:

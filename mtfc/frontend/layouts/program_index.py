@@ -50,6 +50,7 @@ Shapes = dict[tuple[str, ...], list[Tensor]]
 
 
 def by_shape(tensors: Iterable[Tensor]) -> Shapes:
+    """Return tensors by the names of their dimensions."""
     shapes: Shapes = {}
     for tensor in tensors:
         shapes.setdefault(tensor.type.names, []).append(tensor)

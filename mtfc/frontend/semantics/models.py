@@ -73,6 +73,7 @@ class ModelBody(ElaboratedBody):
         super().__init__(kind, decl.body, scope, builder, elaborate_call, given)
 
     def input(self, node: ast.Input) -> None:
+        """Elaborate an input, and bind its name."""
         type = self.scope.type(node.type)
         if self.bind(node.name, None) and type is not None:
             value = self.builder.argument(node.name.text, type, "input", node.name.span)

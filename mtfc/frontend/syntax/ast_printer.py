@@ -14,6 +14,7 @@ def to_text(node: ast.Node) -> str:
 
 
 def _lines(node: ast.Node, label: str, depth: int) -> Iterator[str]:
+    """Yield the lines of a node and of its children, which are indented. label: the field that holds the node."""
     plain = "".join(f" {name}={value!r}" for name, value in _fields(node) if not _nodes(value))
     yield f"{'  ' * depth}{label}{type(node).__name__} {node.span.line}:{node.span.column}{plain}"
     for name, value in _fields(node):
@@ -22,6 +23,7 @@ def _lines(node: ast.Node, label: str, depth: int) -> Iterator[str]:
 
 
 def _fields(node: ast.Node) -> Iterator[tuple[str, Any]]:
+    """Yield the fields of a node that hold something, without its span."""
     for name in node.fields:
         value = getattr(node, name)
         if name != "span" and value is not None and value != ():
@@ -29,6 +31,7 @@ def _fields(node: ast.Node) -> Iterator[tuple[str, Any]]:
 
 
 def _nodes(value: object) -> tuple[ast.Node, ...]:
+    """Return the nodes in the value of a field: of a node itself, or of a tuple of nodes."""
     items = value if isinstance(value, tuple) else (value,)
     return tuple(item for item in items if isinstance(item, ast.Node))
 
@@ -41,6 +44,7 @@ def to_json(node: ast.Node) -> dict[str, Any]:
 
 
 def _json(value: object) -> object:
+    """Return nodes, tuples and plain values as JSON has them."""
     if isinstance(value, ast.Node):
         return to_json(value)
     return [_json(item) for item in value] if isinstance(value, tuple) else value

@@ -73,6 +73,7 @@ def format_source(text: str, file: str = "<input>") -> str:
 
 
 def _flat(parts: Parts) -> str:
+    """Return parts of a statement on one line."""
     text = ""
     for index, part in enumerate(parts):
         text += _gap(parts, index)
@@ -141,6 +142,7 @@ def _text(parts: Parts, indent: int, tail: int) -> str:
 
 
 def _group(group: Bracket, indent: int, room: int) -> str:
+    """Return the text of a bracket: on one line if it fits into `room` characters, else with each entry on its own line."""
     if (not group.is_broken and len(_flat_group(group)) <= room) or not (group.entries or group.comment):
         return _flat_group(group)
     first = f"{group.opener}  {group.comment}" if group.comment else group.opener
@@ -290,7 +292,7 @@ class _EntryReader:
     def comment(self, text: str, newlines: int) -> None:
         """Put a comment behind the entry on its line, behind the opening bracket, or on a line of its own.
 
-        newlines: those before it.
+        newlines: the number of newlines before it.
         """
         last = self.done[-1] if self.done else None
         if self.parts:
@@ -305,6 +307,7 @@ class _EntryReader:
             self._line_of(text, False)
 
     def end(self) -> None:
+        """End an entry of brackets. A comment on its last line belongs to it; later ones stand on lines of their own."""
         if not self.parts:
             return
         beside = self.comments.pop(0)[0] if self.comments and not self.comments[0][1] else ""
@@ -315,6 +318,7 @@ class _EntryReader:
         self.comments.clear()
 
     def hold_comments(self) -> bool:
+        """Return True if there is a comment in the brackets or in brackets inside them, so that they cannot be on one line."""
         groups = (part for entry in self.done for part in entry.parts if isinstance(part, Bracket))
         return (
             bool(self.opening)

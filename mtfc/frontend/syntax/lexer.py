@@ -44,6 +44,7 @@ class Token(NamedTuple):
 
 @cache
 def _scanner() -> tuple[re.Pattern[str], dict[str, str]]:
+    """Return the pattern of all tokens, whose groups are their kinds, and the kind of each keyword."""
     table = tables.load()
     patterns = [f"(?P<{name}>{pattern})" for name, pattern in table.terminals.items()]
     bad = rf"(?P<{BAD}>[^ -~\t\f\r\n\ufeff]+|.)"

@@ -45,6 +45,9 @@ LAYERS: Mapping[str, str] = {
 
 NO_PRODUCT = "there is no operator `@`"
 EINSUM = "write `einsum(a, b -> [dims])`, with the dimensions of the result"
+GATHER = "write `gather(table, ids, d)`"
+SIZE = "the size of a dimension is its name: `batch`"
+BY_LAYOUT = "a layout splits tensors, and collectives follow from it: `layout data on line = { batch: all }`"
 CAST = "write `cast(x, f32)`, with the dtype that is wanted"
 REORDER = "write `transpose(x -> [dims])`, with the dimensions in the wanted order"
 FUNCTIONS: Mapping[str, str] = {
@@ -61,21 +64,18 @@ FUNCTIONS: Mapping[str, str] = {
         "write `concat(a, b, left -> both, right -> both)`",
     ),
     **dict.fromkeys(("arange", "linspace"), "write `range(d)` for the positions along a dimension"),
-    **dict.fromkeys(
-        ("len", "size", "shape", "ndim", "numel"), "the size of a dimension is its name: `batch`"
-    ),
+    **dict.fromkeys(("len", "size", "shape", "ndim", "numel"), SIZE),
+    **dict.fromkeys(("psum", "all_reduce", "all_gather", "with_sharding_constraint", "shard"), BY_LAYOUT),
     **dict.fromkeys(
         ("print", "item", "numpy", "tolist"),
         "write `watch x`: each run and each step of training hands the value out",
     ),
     **dict.fromkeys(("clip", "clamp"), "write `minimum(maximum(x, low), high)`"),
-    **dict.fromkeys(
-        ("take", "take_along_axis", "index_select", "embedding_lookup"), "write `gather(table, ids, d)`"
-    ),
+    **dict.fromkeys(("take", "take_along_axis", "index_select", "embedding_lookup"), GATHER),
     **dict.fromkeys(("index_add", "segment_sum", "bincount"), "write `scatter_add(updates, ids, d, [dims])`"),
     **dict.fromkeys(("pow", "power"), "write `x ** y`"),
     **dict.fromkeys(("detach", "no_grad"), "write `stop_gradient(x)`"),
-    **dict.fromkeys(("reduce_sum",), "write `sum(x, over = [dims])`"),
+    "reduce_sum": "write `sum(x, over = [dims])`",
     **dict.fromkeys(("reduce_mean", "average"), "write `mean(x, over = [dims])`"),
     **dict.fromkeys(("randn", "normal", "randn_like"), "write `random.normal([dims])`"),
     **dict.fromkeys(("rand", "uniform", "rand_like"), "write `random.uniform([dims])`"),
@@ -120,8 +120,7 @@ def optimizer(name: str, known: Collection[str]) -> str | None:
 VALUES: Mapping[str, str] = {
     "True": "write `true`",
     "False": "write `false`",
-    "None": "there is no such value: leave the argument out",
-    "null": "there is no such value: leave the argument out",
+    **dict.fromkeys(("None", "null"), "there is no such value: leave the argument out"),
     "pi": "write `3.141592653589793`",
     "inf": "write a large number, such as `1e30`",
     "nan": "there is no such number",
@@ -138,6 +137,7 @@ ENTRIES: Mapping[str, str] = {
     ),
     **dict.fromkeys(("loss", "objective"), "write `minimize loss`"),
     "metrics": "write `report accuracy`",
+    "dtype": "write `precision = { params: f32, compute: bf16 }`",
 }
 """Entries of a `train` block that other libraries have."""
 
@@ -154,7 +154,7 @@ DTYPES: Mapping[str, str] = {
     **dict.fromkeys(("bool_", "boolean"), "write `bool`"),
 }
 
-MODULES = frozenset(("np", "numpy", "jnp", "jax", "torch", "tf", "F", "math", "lax", "nnx", "keras"))
+MODULES = frozenset(("np", "numpy", "jnp", "jax", "torch", "tf", "mtf", "F", "math", "lax", "nnx", "keras"))
 """Modules that Python programs import."""
 
 

@@ -66,6 +66,7 @@ PARTS = (
 
 
 def describe(token: Token) -> str:
+    """Return a token in words: its text in backticks, shortened, or the end of the line or the file."""
     if token.kind == END:
         return "the end of the file"
     if token.text == "\n":
@@ -99,6 +100,7 @@ WRONG_SIGNS: Mapping[tuple[str, str], str] = {
     ("`,`", ":"): "a parameter is `param {0}: [dims] = normal(stddev = 0.02)`",
     ("`=`", ","): "declare each name in a line of its own",
     ("a statement", "//"): "a comment begins with `#`",
+    ("a statement", "/"): "a comment begins with `#`",
     (TOP, "//"): "a comment begins with `#`",
 }
 """The first expected token and the one that was found -> help; `{0}` is the token before."""
@@ -137,6 +139,7 @@ def _names(kinds: frozenset[str]) -> list[str]:
 
 
 def _name(kind: str) -> str:
+    """Return a kind of token in words: the text of one that always has the same text, else its name."""
     if kind == "PATTERN":
         return 'a pattern such as `"*.bias"`'
     pattern = tables.load().terminals.get(kind, "")

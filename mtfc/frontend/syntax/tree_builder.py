@@ -119,6 +119,7 @@ class TreeBuilder:
         return ast.Bool(span, False)
 
     def number(self, span: Span, token: Token) -> ast.Int | ast.Float:
+        """Make an integer or a float. Raises `CompileError` (E005, E006) for other numbers, and for too large ones."""
         text = token.text
         if INTEGER.fullmatch(text):
             return ast.Int(span, _integer(text, span))
@@ -146,6 +147,7 @@ class TreeBuilder:
         scope: ast.Name | None,
         shared: ast.Name | None,
     ) -> ast.Call:
+        """Make a call. Raises `CompileError` (E008, E010) for keywords that occur twice or come before positional arguments."""
         keywords = _only(arguments, ast.Keyword)
         positional = tuple(item for item in arguments if not isinstance(item, ast.Keyword))
         errors = [*_misplaced(arguments), *_repeated((k.name.text, k) for k in keywords)]
@@ -199,6 +201,7 @@ class TreeBuilder:
     def train_decl(
         self, span: Span, model: ast.Name, entries: tuple[ast.Node, ...]
     ) -> ast.TrainDecl | ast.Broken:
+        """Make a `train` block of its entries. Raises `CompileError` for entries of a wrong form."""
         reports = [entry for entry in entries if _is_report(entry)]
         settings = _by_key(
             (entry for entry in entries if not _is_report(entry)), SETTINGS, "a train block", GROUPS
@@ -319,6 +322,7 @@ def _by_key(
 
 
 def _repeated(keyed: Iterable[tuple[str, ast.Node]]) -> Iterator[Diagnostic]:
+    """Yield E008 for each key that was there before."""
     first: dict[str, ast.Node] = {}
     for key, node in keyed:
         if first.setdefault(key, node) is not node:
@@ -327,6 +331,7 @@ def _repeated(keyed: Iterable[tuple[str, ast.Node]]) -> Iterator[Diagnostic]:
 
 
 def _misplaced(arguments: Iterable[ast.Node]) -> Iterator[Diagnostic]:
+    """Yield E010 for each positional argument behind a keyword argument."""
     keyword: ast.Keyword | None = None
     for argument in arguments:
         if isinstance(argument, ast.Keyword):
@@ -400,6 +405,7 @@ def _comes_first(left: _Pending, right: _Pending, file: str) -> bool:
 
 
 def _apply(operator: _Pending, operands: list[ast.Expr], file: str) -> None:
+    """Replace the last operand, or the last two, by the expression of an operator on them."""
     last = operands.pop()
     if operator.is_prefix:
         start = operator.token.span(file)

@@ -129,6 +129,7 @@ class OperatorConfigurations:
         return list(accumulate(self._weights))
 
     def __iter__(self) -> Iterator[Configuration]:
+        """Yield all configurations: each legal set of degrees with each order of parts on each list of devices."""
         if self.only is not None:
             yield self.only
             return

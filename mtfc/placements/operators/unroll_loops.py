@@ -102,6 +102,7 @@ def _iterations(eqn: Equation) -> int:
 
 
 def _given(builder: Builder, argument: Argument) -> LazyValue:
+    """Return an argument as a value that is made when it is read."""
     if argument.role == "parameter":
         return LazyParameter(builder, argument.value)
     return LazyValue(builder, argument.value.type, argument.value)
@@ -179,6 +180,7 @@ class LazySlice(LazyValue):
         self.source, self.dim, self.index = source, dim, index
 
     def _make(self) -> Value:
+        """Append the slice of the source, and return it without the dimension."""
         x = self.source.whole()
         name = x.name
         part = self.builder("slice", x, name=name, source=self.dim, target=ONE, start=self.index, stride=1)

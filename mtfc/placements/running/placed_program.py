@@ -62,6 +62,7 @@ def _possible(operator: Operator, wanted: Configuration) -> Configuration:
 
 
 def _is_splittable(operator: Operator, degrees: tuple[tuple[str, int], ...]) -> bool:
+    """Return True if an operator can be split into parts of these degrees."""
     try:
         return bool(OperatorParts(operator, degrees).needs)
     except Unsplittable:

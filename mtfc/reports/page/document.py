@@ -33,7 +33,7 @@ from mtfc.compiler.ir.core import source_file
 from mtfc.compiler.ir.printer import layout_summary
 from mtfc.meshes.multi_mesh_program import MultiMeshProgram
 from mtfc.meshes.segments import CutFunction
-from mtfc.reports.array_summary import finite
+from mtfc.reports.array_summary import finite, scalars
 from mtfc.reports.difference import ComparedLayout
 from mtfc.reports.drawing import DrawnOperator
 from mtfc.reports.page.layout_data import Texts, bars, named_array, place_of, target_json
@@ -115,15 +115,9 @@ def run_json(name: str, lines: Sequence[Mapping[str, Any]], checkpoints: Sequenc
 
 
 def _scalars(line: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the numbers in a line of a run's log; entries of lists are `name/0`, `name/1`, and so on."""
-    found: dict[str, float | None] = {}
-    for name, value in line.items():
-        if name == "step":
-            continue
-        if isinstance(value, list):
-            found |= {f"{name}/{i}": each for i, each in enumerate(value)}
-        elif value is None or isinstance(value, int | float):
-            found[name] = value
+    """Return the numbers in a line of a run's log, and the predicted seconds of the step if a machine was named."""
+    every = {name: value for name, value in scalars(line).items() if name != "step"}
+    found = {name: value for name, value in every.items() if value is None or isinstance(value, int | float)}
     share, seconds = found.get("predicted_share"), found.get("seconds")
     if share is not None and seconds is not None:
         found["predicted_seconds"] = share * seconds

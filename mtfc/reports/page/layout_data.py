@@ -327,7 +327,7 @@ def _collectives(function: Function, cost: PlacedCost, topology: Topology | None
 
 
 def _lanes(topology: Topology) -> dict[str, list[list[Any]]]:
-    """Return the links of each mesh axis: name, members, and places between members."""
+    """Return the links that each mesh axis uses: name, number of members, and distance between neighbouring members."""
     return {
         axis: [[part.lane.name, part.size, part.stride] for part in parts]
         for axis, parts in topology.axis_parts.items()
@@ -394,6 +394,7 @@ def formulas_json(program: Program, declared: Mapping[str, Dim]) -> dict[str, An
 
 
 def _splits(program: Program) -> set[tuple[str, Axes]]:
+    """Return each declared dimension with each set of axes that splits it somewhere: its size must be divisible by these."""
     return {
         (dim.name, axes)
         for function in program.functions
@@ -430,6 +431,7 @@ def _covers(larger: Mapping[Monomial, Fraction], smaller: Mapping[Monomial, Frac
 
 
 def _terms(amount: Formula) -> list[list[Any]]:
+    """Return a formula for the page: see the top of the file."""
     return [
         [str(a.numerator), str(a.denominator), {symbol.name: power for symbol, power in monomial}]
         for monomial, a in amount.sorted_terms()

@@ -405,8 +405,8 @@ def _are_alike(one: Value, other: Value) -> bool:
 def may_stay_inside(function: Function, replaced: Mapping[Equation, Dims | None]) -> Iterator[Value]:
     """Yield the values, also those in loops, that some layout keeps inside a kernel of a TPU (`tpu_kernels.py`).
 
-    An elementwise value is surely stored if a dot of two arrays or a loop reads it, or if the function returns it, and the result
-    of a dot if it is added to nothing.
+    An elementwise value is surely stored if the function returns it, or if a loop or a dot of two arrays reads it. The result of
+    a dot is surely stored unless something is added to it.
     """
     readers, fused = readers_of(function.body), folded(function)
     returned = {output.value for output in function.outputs}

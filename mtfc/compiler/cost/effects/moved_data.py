@@ -412,6 +412,7 @@ class _HaloFinder:
 
     @classmethod
     def of(cls, program: CommonProgram, function: Function, shards: int) -> _HaloFinder:
+        """Return a finder for the halos of a function whose dimensions are split over a number of shards."""
         makers = {value: eqn for eqn in function.body for value in eqn.results}
         uses = readers_of(function.body)
         return cls(function, program.names, shards, makers, uses, program.new_blocks())

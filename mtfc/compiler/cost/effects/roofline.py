@@ -334,7 +334,7 @@ RING = 0.5
 
 
 def _left_of(eqn: Equation, reads: _Reads) -> _KernelParts:
-    """Return the arithmetic that surely remains of an equation which is replaced."""
+    """Return the arithmetic that surely remains of an equation that a layout replaces: of attention its dots, of others none."""
     if not is_attention(eqn):
         return _KernelParts()
     flops = OPS[eqn.op].flops(eqn, Numbers(SINGLE))

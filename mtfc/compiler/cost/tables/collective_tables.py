@@ -64,6 +64,7 @@ class CollectiveTables:
 
     @cached_property
     def degrees(self) -> Seconds:
+        """The number of shards for each set of axes, by its mask."""
         return np.array([degree(mask, self.mesh) for mask in range(1 << len(self.mesh.axes))], np.float64)
 
     @cached_property
@@ -129,6 +130,7 @@ class CollectiveTables:
         return self.tables[key]
 
     def _steps(self, kind: str, size: int, size_alone: int) -> Seconds:
+        """Return the seconds of one kind of collective, which are computed once for each size."""
         key = (kind, size, size_alone)
         if key not in self.tables:
             self.tables[key] = self._steps_of(kind, (size,), size_alone)[..., 0]

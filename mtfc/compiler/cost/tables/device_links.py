@@ -263,6 +263,10 @@ class UniformParts:
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     def _nested(self, devices: Sequence[int]) -> tuple[Link, ...] | None:
+        """Return the links on which collectives among some devices run, the innermost first: their own ring, or nested levels.
+
+        None if the devices form no equal groups of groups.
+        """
         links = self.graph.links
         ring = next((link for link in links if link.kind == "ring" and link.members == devices), None)
         if ring is not None and not ring.is_half:

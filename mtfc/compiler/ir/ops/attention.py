@@ -80,6 +80,7 @@ def logits_dims(eqn: Equation) -> tuple[Dim, ...]:
 
 
 def _logits(q: TensorType, k: TensorType, attributes: Attrs) -> tuple[Dim, ...]:
+    """Return the dimensions of the logits: those of queries and keys but for the depth, the keys' own last."""
     memory = tuple(dim for dim in k.dims if dim in MEMORY.of(attributes))
     rest = dict.fromkeys(dim for dim in (*q.dims, *k.dims) if dim not in (*memory, *DEPTH.of(attributes)))
     return (*rest, *memory)
@@ -129,6 +130,7 @@ def _gradient_types(wanted: Callable[[Sequence[TensorType], Attrs], Sequence[Ten
     """
 
     def infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, ...]:
+        """Return the types of the gradients. Raises `OpError` unless the last four operands fit the forward pass."""
         result, number, _ = _results(types[:-4], attributes)
         if tuple(types[-4:]) != (number, number, result, number):
             raise OpError(f"the gradient of attention has operands {', '.join(map(str, types[-4:]))}")
@@ -228,6 +230,7 @@ class _Evaluation:
         return align(x, [dim.name for dim in dims], [dim.name for dim in logits_dims(self.shard.eqn)])
 
     def others(self, *roles: str) -> list[Any]:
+        """Return the further operands with some roles, such as biases, spread to the dimensions of the logits."""
         given = zip(
             roles_of(self.shard.eqn.attrs), self.arrays[3:], self.shard.eqn.operands[3:], strict=False
         )
@@ -306,6 +309,7 @@ def _evaluate(shard: Shard, *arrays: Any) -> tuple[Any, Any, Any]:
 
 
 def _evaluate_dq(shard: Shard, *arrays: Any) -> Any:
+    """Compute the gradient of the queries on a shard."""
     each, eqn = _Evaluation(shard, arrays), shard.eqn
     _, cotangent, slope = each.sensitivities()
     found = each.dot((cotangent * slope, logits_dims(eqn)), each.operand(1), eqn.result.type.dims)

@@ -78,6 +78,7 @@ def _infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, 
 
 
 def _rule(eqn: Equation) -> LayoutRule:
+    """Split the mapped dimensions only: the function needs all others whole."""
     mapped = {dim.name for dim in MAPPED.of(eqn.attrs)}
     whole = {dim.name for value in eqn.results for dim in value.type.dims} - mapped
     index = {dim.name: None for value in eqn.operands for dim in value.type.dims if dim.name not in mapped}
@@ -109,6 +110,7 @@ def _ranks(eqn: Equation) -> list[int]:
 
 
 def _evaluate(shard: Shard, *arrays: Any) -> Any:
+    """Call the function for each element along the mapped dimensions of a shard."""
     eqn = shard.eqn
     number = len(MAPPED.of(eqn.attrs))
     call = getattr(shard.np, "mapped_call", mapped_call)
@@ -136,6 +138,7 @@ def mapped_call(
 
 @cache
 def _compiled(*given: Any) -> Callable[..., Any]:
+    """Return a compiled call of an imported function."""
     import jax
 
     return jax.jit(partial(applied_call, *given))
@@ -209,6 +212,7 @@ def _numpy_text(code: Code) -> str:
 
 
 def _text(code: Code) -> str:
+    """Return the call of `mapped_call`, a function of the prelude; a single result is its first."""
     eqn = code.eqn
     name, mapped = FUNCTION.of(eqn.attrs), len(MAPPED.of(eqn.attrs))
     operands = ", ".join(code.args)

@@ -77,6 +77,7 @@ def _with_suffix(type: TensorType, dim: str, eqn: Equation, mesh: Mesh) -> Axes:
 
 
 def _dim(eqn: Equation, key: str = "dim") -> str:
+    """Return the name of the dimension in an attribute."""
     dim = eqn.attrs[key]
     assert isinstance(dim, Dim)
     return dim.name
@@ -119,6 +120,7 @@ def _operand_dims_of(attributes: Attrs) -> tuple[Dim, ...]:
 
 
 def _infer_with_dims(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, ...]:
+    """Return the types of the operands: a collective with a dimension for each of them keeps all types."""
     if len({OF_ONE.name, OF_SEVERAL.name} & attributes.keys()) != 1:
         raise OpError("it has either the attribute dim or the attribute dims")
     dims = _operand_dims_of(attributes)
@@ -190,6 +192,7 @@ def _place_all_reduce(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorTy
 
 
 def _all_reduce_edges(type: TensorType, goal: ReshardGoal, mesh: Mesh) -> Iterator[Edge]:
+    """Yield the all-reduces from a type: each completes the pending sum over some of its axes."""
     completable = goal.completable(type)
     for size in range(1, len(completable) + 1):
         for axes in combinations(completable, size):
@@ -241,6 +244,7 @@ def _place_all_gather(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorTy
 
 
 def _all_gather_edges(type: TensorType, goal: ReshardGoal, mesh: Mesh) -> Iterator[Edge]:
+    """Yield the all-gathers from a type: each gathers a dimension over its innermost axes."""
     for dim, axes in zip(type.dims, type.splits, strict=True):
         for start in range(len(axes)):
             yield (("dim", dim), ("axes", axes[start:])), resplit(type, {dim.name: axes[:start]})
@@ -336,6 +340,7 @@ REDUCE_SCATTER = CollectiveDef(
 
 
 def _place_all_to_all(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorType, ...]:
+    """Return the type in which the axes have moved from the end of one dimension's axes to the end of another's."""
     type, source, target = eqn.operands[0].type, _dim(eqn, "source"), _dim(eqn, "target")
     splits = {source: _without_suffix(type, source, eqn), target: _with_suffix(type, target, eqn, mesh)}
     return (resplit(type, splits),)
@@ -388,6 +393,7 @@ def _place_permute(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorType,
 
 
 def _permute_edges(type: TensorType, goal: ReshardGoal, mesh: Mesh) -> Iterator[Edge]:
+    """Yield the permutations from a type: each brings the axes of a dimension into another order."""
     for dim, axes in zip(type.dims, type.splits, strict=True):
         for order in permutations(axes):
             if order != axes:
@@ -420,6 +426,7 @@ PERMUTE = CollectiveDef(
 
 
 def _place_single(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorType, ...]:
+    """Return the operand's type, in which each shard of the dimension must have a single element."""
     type, dim = eqn.operands[0].type, _dim(eqn)
     _require(type.axes_of(dim) == axes_of(eqn), eqn, f"{dim} is split otherwise")
     _require(type.dim(dim).size == mesh.size(axes_of(eqn)), eqn, f"shards of {dim} have several elements")
@@ -490,6 +497,7 @@ BETWEEN_PROCESSORS: Mapping[Trait, CollectiveDef] = {
 
 
 def _place_local_slice(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorType, ...]:
+    """Return the type with a dimension split over axes along which the operand is the same."""
     type = eqn.operands[0].type
     _require(not set(axes_of(eqn)) & {*type.split_axes, *type.pending}, eqn, "the operand varies along them")
     return (resplit(type, {_dim(eqn): _with_suffix(type, _dim(eqn), eqn, mesh)}),)
@@ -527,6 +535,7 @@ LOCAL_SLICE = CollectiveDef(
 
 
 def _place_unreduce(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorType, ...]:
+    """Return the type with a sum pending over axes along which the operand is the same: one device keeps it, others have 0."""
     type = eqn.operands[0].type
     _require(not set(axes_of(eqn)) & {*type.split_axes, *type.pending}, eqn, "the operand varies along them")
     _require(type.reduction == "sum", eqn, "what is pending is not a sum")
@@ -534,6 +543,7 @@ def _place_unreduce(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorType
 
 
 def _unreduce_edges(type: TensorType, goal: ReshardGoal, mesh: Mesh) -> Iterator[Edge]:
+    """Yield the step that makes a sum pending over the axes that the goal has and the type lacks."""
     missing = _without(goal.pending, type.pending)
     if missing and not set(missing) & set(type.split_axes) and type.reduction == goal.reduction == "sum":
         yield (("axes", missing),), resplit(type, {}, mesh.ordered((*type.pending, *missing)))

@@ -45,6 +45,7 @@ def reduced_dims(eqn: Equation) -> tuple[Dim, ...]:
 
 
 def _infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
+    """Return the type of an einsum: the dims of the attribute, each of which some operand must have."""
     dtype = check_dtypes(types, NUMBERS)
     dims = RESULT_DIMS.of(attributes)
     known = {dim for type in types for dim in type.dims}
@@ -263,6 +264,7 @@ def _grouped_flops(eqn: Equation, sizes: Sizes) -> Any:
 
 
 def _grouped_text(code: Code) -> str:
+    """Return the call of `grouped_dot`, a function of the prelude. A shard of the groups counts from its own first group."""
     (*given, result), letter = _grouped_letters(code.eqn)
     offset = code.offset(GROUP.of(code.eqn.attrs).name, len(given[2]))
     groups = f"{code.args[2]} - {offset}" if offset else code.args[2]

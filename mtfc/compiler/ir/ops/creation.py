@@ -50,6 +50,8 @@ def check_value(value: Number, dtype: str) -> None:
 
 
 def _filled_infer(dims: Callable[[Attrs], tuple[Dim, ...]]) -> Infer:
+    """Make the type rule of an op without operands. dims: returns the dims of the result."""
+
     def infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
         return (TensorType(ELEMENT_TYPE.of(attributes), dims(attributes)),)
 
@@ -84,6 +86,7 @@ def _everywhere(code: Code) -> str:
 
 
 def _one_hot_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
+    """Return the type of `one_hot`: the dims of the indices, then the new dimension."""
     check_dtypes(types, frozenset({"i32", "u32"}))
     dim = DIMENSION.of(attributes)
     if dim in types[0].dims:
@@ -92,6 +95,7 @@ def _one_hot_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[Tens
 
 
 def _one_hot(shard: Shard, ids: Any) -> Any:
+    """Compare the indices with the positions of the shard along the new dimension."""
     np, type = shard.np, shard.eqn.result.type
     indices = shard.offset(type.names[-1]) + np.arange(shard.shape[-1])
     return (ids[..., None] == indices).astype(numpy_dtype(np, type.dtype))

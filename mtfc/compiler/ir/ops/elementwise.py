@@ -122,6 +122,11 @@ def align(array: Any, names: Sequence[str], target: Sequence[str]) -> Any:
 def _infer(
     accepted: frozenset[str], result: str | None
 ) -> Callable[[Sequence[TensorType], Attrs], tuple[TensorType]]:
+    """Make the type rule of an elementwise op: all dims of the operands, and their dtype or a given one.
+
+    accepted: the dtypes of operands. result: the dtype of the result, None for that of the operands.
+    """
+
     def infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
         dtype = check_dtypes(types, accepted)
         return (TensorType(result or dtype, joint_dims(types)),)
@@ -130,7 +135,10 @@ def _infer(
 
 
 def _evaluate(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make the evaluation of an elementwise op from a function of arrays: operands get the axes of the result."""
+
     def evaluate(shard: Shard, *arrays: Any) -> Any:
+        """Apply the function to arrays whose axes are aligned with those of the result."""
         target = shard.eqn.result.type.names
         operands = zip(arrays, shard.eqn.operands, strict=True)
         return function(shard.np, *(align(a, v.type.names, target) for a, v in operands))
@@ -220,12 +228,14 @@ def _extremum_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[V
 
 
 def _where_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value | None, ...]:
+    """Give each choice the cotangent where it was chosen, and 0 elsewhere."""
     condition = e.operands[0]
     dx, dy = b("mask", condition, g[0]), b("mask", b("not", condition), g[0])
     return None, _to_operand(b, e, 1, dx), _to_operand(b, e, 2, dy)
 
 
 def _where_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
+    """Return the type of a choice: the condition is of truth values, and both choices are of one dtype."""
     check_dtypes(types[:1], BOOL)
     dtype = check_dtypes(types[1:], NUMBERS | BOOL)
     return (TensorType(dtype, joint_dims(types)),)
@@ -298,6 +308,7 @@ def numpy_dtype(np: Any, dtype: str) -> Any:
 
 
 def _erf(np: Any, x: Any) -> Any:
+    """Compute the error function, which NumPy has not, with SciPy."""
     from scipy.special import erf
 
     return erf(x).astype(x.dtype)

@@ -93,6 +93,7 @@ def _gather_rule(eqn: Equation) -> LayoutRule:
 
 
 def _gather_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value, None]:
+    """Add the cotangent up at the places that were read; indices have no gradient."""
     table, ids = e.operands
     updates = b.ordered(g[0], e.result.type.dims)
     return b("scatter_add", updates, ids, dim=e.attrs["dim"], dims=table.type.dims), None
@@ -252,6 +253,7 @@ SET_AT = OpDef(
 
 
 def _top_k_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, TensorType]:
+    """Return the types of the largest values and of their indices: the dimension has the size k."""
     (type,) = types
     dim, k = INDEXED.of(attributes), MOST.of(attributes)
     need(type, dim)

@@ -171,6 +171,7 @@ def _pad_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorTy
 
 
 def _pad_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value]:
+    """Slice the cotangent at the places where the elements were put."""
     source, target = SOURCE.of(e.attrs), TARGET.of(e.attrs)
     return (
         b("slice", g[0], source=target, target=source, start=BEFORE.of(e.attrs), stride=STRIDE.of(e.attrs)),
@@ -265,6 +266,7 @@ def _shift_text(code: Code) -> str:
 
 
 def _jax_shift(code: Code) -> str:
+    """Write a cyclic shift as `jnp.roll`, and any other as a pad with zeros on one side that cuts the other side off."""
     dim, by = DIM_MOVED.of(code.eqn.attrs), BY.of(code.eqn.attrs)
     if WRAP.of(code.eqn.attrs):
         return f"jnp.roll({code.args[0]}, {by}, axis={code.axis(0, dim.name)})"
@@ -336,6 +338,7 @@ def _concat_rule(eqn: Equation) -> LayoutRule:
 
 
 def _concat_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value, ...]:
+    """Slice the cotangent into those of the parts."""
     parts, start = [], 0
     for dim in SOURCES.of(e.attrs):
         parts.append(b("slice", g[0], source=TARGET.of(e.attrs), target=dim, start=start, stride=1))

@@ -56,6 +56,7 @@ def _mapped(types: Sequence[TensorType]) -> int:
 
 
 def _infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
+    """Return the type of random floats."""
     dtype = DRAWN_TYPE.of(attributes)
     if dtype not in FLOATS:
         raise OpError(f"random numbers are floating-point, not {dtype}", "convert them with `cast(x, dtype)`")
@@ -63,6 +64,7 @@ def _infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
 
 
 def _bernoulli_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
+    """Return the type of random truth values, for a probability from 0 to 1."""
     p = PROBABILITY.of(attributes)
     if not 0 <= p <= 1:
         raise OpError(f"p = {p}: a probability lies between 0 and 1")
@@ -94,6 +96,7 @@ class Drawn:
 
 
 def _drawn_part(eqn: Equation) -> Drawn:
+    """Return the dimensions that one drawing has, and the place of the one at which only one position is drawn."""
     mapped = _mapped([value.type for value in eqn.operands])
     dims, at = DRAWN_DIMS.of(eqn.attrs)[mapped:], eqn.attrs.get("at")
     return Drawn(dims, None if at is None else dims.index(DRAWN_AT.of(eqn.attrs)), mapped)
@@ -121,7 +124,13 @@ def _drawing(code: Code, draw: str) -> str:
 
 
 def _number_text(draw: str) -> Callable[[Code], str]:
+    """Make the text of drawn numbers, in the dtype of the result. draw: `uniform` or `normal`.
+
+    Numbers that rounding to a narrow dtype would make 1 become the largest number below 1.
+    """
+
     def text(code: Code) -> str:
+        """Return the expression of the drawn numbers in the dtype of the result."""
         drawn, dtype = _drawing(code, draw), code.eqn.result.type.dtype
         if draw == "uniform" and dtype in BELOW_ONE:
             drawn = f"np.minimum({drawn}, {BELOW_ONE[dtype]})"
@@ -148,6 +157,7 @@ def _drawn(shard: Shard, draw: Callable[..., Any], numbers: Sequence[Any]) -> An
 
 
 def _uniform(shard: Shard, *numbers: Any) -> Any:
+    """Draw numbers from 0 up to but not including 1: in a narrow dtype, its largest number below 1 takes the place of 1."""
     dtype = shard.eqn.result.type.dtype
     drawn = _drawn(shard, shard.random.random_uniform, numbers)
     return shard.np.minimum(drawn, shard.np.float32(BELOW_ONE.get(dtype, 1))).astype(

@@ -59,6 +59,8 @@ def remaining(type: TensorType, attributes: Attrs) -> tuple[Dim, ...]:
 
 
 def _infer(accepted: frozenset[str]) -> Callable[[Sequence[TensorType], Attrs], tuple[TensorType]]:
+    """Make the type rule of a reduction. accepted: the dtypes of the operand."""
+
     def infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
         return (TensorType(check_dtypes(types, accepted), remaining(types[0], attributes)),)
 
@@ -83,6 +85,8 @@ ACCUMULATING = ("sum", "prod")
 
 
 def _evaluate(function: str) -> Callable[..., Any]:
+    """Make the evaluation of a reduction from the name of a function of NumPy."""
+
     def evaluate(shard: Shard, x: Any) -> Any:
         """Reduce over the positions. Without any, x is the result: NumPy would add 0.0 to it."""
         if not _positions(shard):
@@ -106,6 +110,7 @@ def _numpy_text(function: str) -> Callable[[Code], str]:
     """
 
     def text(code: Code) -> str:
+        """Return the call of NumPy; sums and products of 16-bit numbers are computed in 32 bits."""
         call = f"np.{function}({code.args[0]}, axis={axes_text(code)}"
         if function not in ACCUMULATING:
             return f"{call})"
@@ -119,6 +124,7 @@ def _jax_text(function: str) -> Callable[[Code], str]:
     """Pass the dtype of integer sums: JAX sums integers in 64 bits where they are enabled. It sums 16-bit floats in 32 bits."""
 
     def text(code: Code) -> str:
+        """Return the call of JAX; sums and products of whole numbers keep their dtype."""
         whole = function in ACCUMULATING and code.eqn.result.type.dtype not in FLOATS
         dtype = f", dtype={code.dtype}" if whole else ""
         axis = f", axis={axes_text(code)}" if code.eqn.result.type.dims else ""
@@ -298,6 +304,7 @@ IS_ARGMAX = of_one(
 
 
 def _cumsum_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
+    """Return the type of the operand, which must have the dimension."""
     (type,), dim = types, DIM_SUMMED.of(attributes)
     check_dtypes(types, NUMBERS)
     if dim not in type.dims:

@@ -59,6 +59,7 @@ def _as_operand(truths: Sequence[bool | None]) -> bool | None:
 
 
 def _broadcast_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, ...]:
+    """Return the type with the target's dims, among which all dims of the operand must be."""
     missing = [dim for dim in types[0].dims if dim not in TARGET_DIMS.of(attributes)]
     if missing:
         raise OpError(
@@ -73,6 +74,7 @@ def _broadcast(shard: Shard, x: Any) -> Any:
 
 
 def _transpose_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, ...]:
+    """Return the type with the same dims in another order."""
     if set(TARGET_DIMS.of(attributes)) != set(types[0].dims):
         raise OpError(
             f"cannot transpose {dims_text(types[0].dims)} to {dims_text(TARGET_DIMS.of(attributes))}"
@@ -88,6 +90,7 @@ def renaming(attributes: Attrs) -> dict[Dim, Dim]:
 
 
 def _rename_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, ...]:
+    """Return the type with new dims in the places of old ones of the same sizes."""
     for old, new in renaming(attributes).items():
         need(types[0], old)
         if old.size != new.size:
@@ -96,6 +99,7 @@ def _rename_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[Tenso
 
 
 def _reshape_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, ...]:
+    """Return the type with other dims that have as many elements."""
     dims = TARGET_DIMS.of(attributes)
     if prod(dim.size for dim in dims) != types[0].size:
         raise OpError(

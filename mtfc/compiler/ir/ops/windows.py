@@ -122,6 +122,7 @@ def _check(g: Geometry) -> None:
 
 
 def _with_dims(type: TensorType, dims: Sequence[Dim]) -> tuple[TensorType]:
+    """Return the type with other dimensions. Raises `OpError` for a name that comes twice."""
     if len(set(dims)) != len(dims):
         raise OpError(f"the result would have a dimension twice: [{', '.join(dim.name for dim in dims)}]")
     return (TensorType(type.dtype, tuple(dims)),)
@@ -149,12 +150,14 @@ def _fold_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorT
 
 
 def _window_rule(eqn: Equation) -> LayoutRule:
+    """Gather the source, and keep windows and their elements whole; only the bridge lets source and windows be split."""
     g = geometry(eqn.attrs)
     bridge = Bridge(g.source.name, g.out.name, g.share, g.is_local)
     return LayoutRule({g.source.name: None}, frozenset({g.out.name, g.kernel.name}), bridge=bridge)
 
 
 def _fold_rule(eqn: Equation) -> LayoutRule:
+    """Gather windows and their elements, and keep the result whole, but for the bridge: see `_window_rule`."""
     g = geometry(eqn.attrs)
     bridge = Bridge(g.out.name, g.source.name, g.share, g.is_local)
     return LayoutRule({g.out.name: None, g.kernel.name: None}, frozenset({g.source.name}), bridge=bridge)

@@ -81,6 +81,7 @@ def active_inside(eqn: Equation, active: set[Value]) -> set[Value]:
 
 
 def total(builder: Builder, contributions: Sequence[Value]) -> Value:
+    """Return the sum of contributions, added in their order."""
     total = contributions[0]
     for contribution in contributions[1:]:
         total = builder("add", total, contribution)

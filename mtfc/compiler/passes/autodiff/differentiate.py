@@ -346,8 +346,8 @@ def _updated(
 ) -> tuple[list[Argument], list[Output]]:
     """Append the update of every parameter with a gradient; return the states' arguments and the outputs.
 
-    good: the decision of a step with a dynamic loss scale. Each parameter is kept right after its update, so that the new and the
-    old values of all parameters never exist together.
+    good: with a dynamic loss scale, a truth value: True if all gradients are finite. Else the old values are kept. That choice
+    follows each update at once, so that old and new values of all parameters never exist together.
     """
     spans = {parameter.name: parameter.span for parameter in program.parameters}
     common: dict[Value, Value] = {}

@@ -30,7 +30,10 @@ from mtfc.compiler.passes.autodiff.backward import only_reader
 def with_wide_sums(
     builder: Builder, gradients: Mapping[Value, Value], dtype: str, outputs: Iterable[Output]
 ) -> dict[Value, Value]:
-    """Change the builder's body, and return the gradients in it. `outputs` are the further results of the body."""
+    """Widen the sums in the builder's body to `dtype`; return the gradient of each parameter there.
+
+    outputs: what else the body computes, and so keeps its type.
+    """
     used = [*(output.value for output in outputs), *gradients.values()]
     rewriter = SumWidener(builder.names, builder.body, used, dtype)
     new = rewriter.run(gradients.values())

@@ -65,6 +65,7 @@ class AssignLayouts(Pass):
         looped = frozenset[Dim]().union(*map(looped_dims, program.functions))
 
         def assigned(function: Function) -> Function:
+            """Return a function whose equations have their layouts."""
             names = layout_target_names(function)
             layout_rules = LayoutRules(mesh, layout, names, looped, function)
             return LayoutAssigner(mesh, layout_rules).function(function)

@@ -436,6 +436,7 @@ class RingBuilder:
         return self.sums.start(b, rows) if rows else (), tuple(columns)
 
     def _memory(self, part: Dim) -> tuple[Dim, ...]:
+        """Return the dimensions of the keys that a step of the ring attends to: one part in the place of the split one."""
         memory = MEMORY.of(self.eqns[0].attrs)
         return tuple(part if dim == self.ring.column else dim for dim in memory)
 

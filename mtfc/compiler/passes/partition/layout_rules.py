@@ -39,6 +39,10 @@ class LayoutRules:
         looped: frozenset[Dim] = frozenset(),
         function: Function | None = None,
     ) -> None:
+        """Read the rules of a layout, without mesh axes of size 1.
+
+        inner: dimensions of an argument -> those of them that storage leaves whole. states: the rules found for states, by type.
+        """
         self.mesh, self.looped = mesh, looped
         self.owners = owners(function, layout) if function else {}
         arguments = function.arguments if function else ()

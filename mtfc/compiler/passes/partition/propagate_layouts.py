@@ -241,6 +241,7 @@ class LayoutPropagator:
         return eqn.result.type.split_by({rule.index.get(name, name) or "": axes for name, axes in pairs})
 
     def _made(self, eqn: Equation) -> TensorType:
+        """Return the type of an equation's only result, by its layout."""
         (type,) = result_types(eqn, OPS[eqn.op].layout_rule(eqn), (), self.mesh)
         return type
 

@@ -103,10 +103,10 @@ class SplitRegions(Pass):
 
 
 def candidates(function: Function, axis: str) -> tuple[Dim, ...]:
-    """Return the dimensions that the axis may split between sums over it, in the order of their first use.
+    """Return the dimensions that the axis may split between two sums over it, in the order of their first use.
 
-    These are dimensions of sums whose terms differ in a dimension of parameters. Gradients of parameters have none: all their
-    dimensions are those of parameters, and no input has them.
+    These are dimensions of the results of sums over a split dimension of a parameter. Dimensions that only parameters have are
+    left out: so a gradient of a parameter, which has no others, is no candidate.
     """
     of_parameters, of_inputs = (
         {dim for a in function.arguments if a.role == role for dim in a.value.type.dims}
@@ -137,6 +137,7 @@ class RegionCut:
 
     @classmethod
     def of(cls, function: Function, dim: Dim, facts: AxisFacts) -> RegionCut:
+        """Return the cheapest cut of a function along a dimension, and the seconds that it saves over splitting nothing."""
         network = RegionNetwork(dim, facts)
         network.function(function)
         before, _ = network.cheapest(may_split=False)

@@ -300,8 +300,10 @@ class _CaseFinder:
 
 
 def shared_splits(eqn: Equation, makers: Mapping[Value, Equation]) -> Iterator[frozenset[str]]:
-    """Yield the sets of dimensions that the same axes have to split for attention to be spread: a row, and a column before it
-    gets its present name. makers: as for `_travelled`.
+    """Yield pairs of dimensions that the same axes have to split for attention to be spread.
+
+    A pair is a dimension of the queries, and a name that a dimension of the keys had before its present one. Both names may be
+    the same. makers: as for `_travelled`.
     """
     q, k = eqn.operands[:2]
     columns = {dim.name for dim in MEMORY.of(eqn.attrs)}

@@ -56,6 +56,7 @@ class SpatialPartitioner:
         defined = {value: eqn for eqn in function.body for value in eqn.results}
 
         def distributed(build: Builder, eqn: Equation) -> Sequence[Value] | None:
+            """Return the results of an equation computed on blocks; None if its op has no rule for that."""
             rule = OPS[eqn.op].distribute
             blocks = PositionBlocks(build, self.axes, self.mesh.size, defined.get, self.dims)
             return rule and rule(blocks, eqn)

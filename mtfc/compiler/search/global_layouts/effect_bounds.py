@@ -107,7 +107,7 @@ class EffectBounds:
     def __init__(self, setting: SearchSetting, known: MaskRange) -> None:
         """Bound the layouts `known`.
 
-        number: how many they are. The other fields hold what was found already.
+        number: the number of layouts. The other fields keep unions and values that were found.
         """
         self.setting, self.known, self.number = setting, known, len(known.low)
         self._unions: tuple[dict[Columns, Rows], dict[Columns, Rows]] = ({}, {})

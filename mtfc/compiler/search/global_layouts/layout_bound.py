@@ -216,6 +216,7 @@ class LayoutBound(SearchSetting):
         return np.maximum(computing, seconds / (1 + self.at_once))
 
     def _sums(self, facts: Facts) -> SumBound:
+        """Return the bound of the pending sums of some facts, which is made once."""
         if id(facts) not in self.sums:
             self.sums[id(facts)] = SumBound(self, facts)
         return self.sums[id(facts)]
@@ -243,7 +244,7 @@ class ColumnElimination:
 
     @classmethod
     def of(cls, tables: Iterable[JointCosts], order: Sequence[int], axes: int) -> ColumnElimination:
-        """Eliminate columns from tables. axes: of the mesh."""
+        """Eliminate columns from tables. axes: the number of axes of the mesh."""
         depth = {column: i for i, column in enumerate(order)}
         decided = [list[JointCosts]() for _ in range(len(order) + 1)]
         """The tables whose last column has the depth before; the first are constants."""
@@ -283,7 +284,10 @@ def _minibuckets(tables: Iterable[JointCosts], depth: Mapping[int, int], axes: i
 
 @attrs.frozen(eq=False)
 class ColumnEliminations:
-    """The eliminations of one step. terms: those of the step, by the mixed dimensions that layouts may split and by regime."""
+    """The eliminations of one step.
+
+    terms: the terms of the step, by the mixed dimensions that layouts may split and by regime.
+    """
 
     terms: dict[tuple[Dims, float], StepTerms] = attrs.field(factory=dict)
 

@@ -42,6 +42,7 @@ class Ragged:
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[int] | Integers]) -> Ragged:
+        """Return the rows of a list of lists."""
         values = [np.asarray(row, np.int64).ravel() for row in rows]
         offsets = np.cumsum([0, *map(len, values)], dtype=np.int64)
         return cls(np.concatenate([np.zeros(0, np.int64), *values]), offsets)

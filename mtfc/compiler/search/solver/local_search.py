@@ -91,7 +91,7 @@ class SearchTree(NamedTuple):
     By position: the `node`, the position of its `parent`, the `arc` to it, and the `chosen` strategy. cost [position, strategy].
     follows [position, strategy of the parent]: the best strategy. By node of the network: its `place`, which is its position or
     -1, and `touching`, the number of its neighbours in the tree. waiting: nodes to grow to. change [row + 1]: changes of memory
-    at the start of each row. seed: of random numbers.
+    at the start of each row. seed: the seed of random numbers.
     """
 
     node: Integers

@@ -101,6 +101,7 @@ def _is_proof(outcome: ExactOutcome | None) -> bool:
 
 
 def _found(outcome: ExactOutcome | None) -> Integers:
+    """Return the choices of a proven outcome. Raises `Infeasible` if it has none."""
     if outcome is None or outcome.choices is None:
         raise Infeasible("every choice has an impossible part, or exceeds the memory")
     return outcome.choices

@@ -32,6 +32,7 @@ class ExactWorker:
         self._thread.start()
 
     def _communicate(self, task: bytes) -> None:
+        """Send the task to the process, and wait for its outcome; a process that ends early has none."""
         with suppress(OSError, ValueError, EOFError, pickle.UnpicklingError):
             answer, _ = self._process.communicate(task)
             self.outcome = pickle.loads(answer)

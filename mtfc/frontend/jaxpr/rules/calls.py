@@ -356,6 +356,7 @@ def _pair(key: Any, index: Any) -> Any:
 
 
 def _bits(width: int, sizes: Sequence[int], key: Any, index: Any) -> list[Any]:
+    """Return random bits of some width for each index, as JAX's threefry makes them."""
     high, low = _pair(key, index)
     if width == 64:
         return [(high.astype("uint64") << 32) | low.astype("uint64")]

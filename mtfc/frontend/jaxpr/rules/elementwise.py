@@ -81,6 +81,7 @@ def taken_by(name: str, **attributes: Attr) -> Accepts:
     """Return the test whether an op takes the dtypes of a step's operands."""
 
     def accepts(step: AppliedPrimitive) -> bool:
+        """Return True if the op takes operands of these dtypes."""
         try:
             return bool(OPS[name].infer([TensorType(x.dtype, ()) for x in step.operands], attributes))
         except OpError:
@@ -162,6 +163,7 @@ def _barrier(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
 
 
 def _link_several(linker: Linker, step: AppliedPrimitive) -> None:
+    """Give each result the axes of its own operand."""
     for operand, result in zip(step.operands, step.results, strict=True):
         linker.give(result, operand.axes)
         result.repeated = operand.repeated

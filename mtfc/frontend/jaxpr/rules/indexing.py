@@ -272,6 +272,7 @@ CLAMPED_AS = {"u32": "u32", "i64": "f64", "u64": "f64"}
 
 
 def _link_dynamic_update(linker: Linker, step: AppliedPrimitive) -> None:
+    """Link the axes of the update to those of the array, but for those that it lies somewhere along."""
     x, update = step.operands[:2]
     moved = _moved(step, update.shape)
     linker.fit(step, 1, {j: a for j, a in enumerate(x.axes) if j not in moved}, x.axes)
@@ -393,6 +394,7 @@ SCATTER = PrimitiveRule(
 
 
 def _link_top_k(linker: Linker, step: AppliedPrimitive) -> None:
+    """Give both results the axes of the array, the last one new."""
     x, k = step.operands[0], step.params["k"]
     new = axis(k)
     for result in step.results:
@@ -400,6 +402,7 @@ def _link_top_k(linker: Linker, step: AppliedPrimitive) -> None:
 
 
 def _is_plain_top_k(step: AppliedPrimitive) -> bool:
+    """Return True for a `top_k` of numbers along the last axis."""
     return (
         step.params.get("axis", -1) in (-1, len(step.operands[0].shape) - 1)
         and step.operands[0].dtype in NUMBERS

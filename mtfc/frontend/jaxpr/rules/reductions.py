@@ -48,6 +48,7 @@ def _emit(op: str) -> Callable[[JaxprEmitter, AppliedPrimitive], Sequence[Value]
 
 
 def _emit_argmax(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
+    """Emit an argmax over one axis, whose factors are merged into one dimension first."""
     (j,) = _axes(step)
     x, dim = emitter.merged(emitter.operand(step, 0), step.operands[0].axes, j)
     return (emitter.build("argmax", x, over=(dim,)),)
@@ -62,6 +63,7 @@ def _link_along(linker: Linker, step: AppliedPrimitive) -> None:
 
 
 def _emit_cumsum(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
+    """Emit a cumulative sum along an axis, whose factors are merged for it and parted again."""
     axes, j = step.operands[0].axes, step.params["axis"]
     x, dim = emitter.merged(emitter.operand(step, 0), axes, j)
     found = emitter.build("cumsum", x, dim=dim, exclusive=False, reverse=step.params["reverse"])
@@ -160,6 +162,7 @@ def _emit_convolution(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence
     own = step.axes(1)
 
     def size_of_window(n: int) -> Dim:
+        """Return the kernel's dimension along window n, after its factors are merged into one."""
         nonlocal kernel
         kernel, size = emitter.merged(kernel, own, numbers.rhs_spec[2 + n])
         return size
@@ -217,6 +220,7 @@ def _pooling(op: str) -> PrimitiveRule:
     """Return the rule of a reduction over windows, such as max pooling."""
 
     def emit(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
+        """Append the reduction over the windows."""
         result = step.results[0]
         value = emitter.operand(step, 0)
         value, kernels, outs = _pooled(emitter, step, value, result.axes, FILLS[op])

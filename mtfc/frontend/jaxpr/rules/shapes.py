@@ -42,6 +42,7 @@ def _link_transpose(linker: Linker, step: AppliedPrimitive) -> None:
 
 
 def _link_squeeze(linker: Linker, step: AppliedPrimitive) -> None:
+    """Keep the axes that are not removed."""
     rank = len(step.operands[0].shape)
     gone = {j % rank for j in step.params["dimensions"]}
     linker.keep(step, [j for j in range(rank) if j not in gone])
@@ -133,6 +134,7 @@ def axes_of_parts(axes: Axes, parts: Sequence[StridedPart]) -> Axes:
 
 
 def _link_slice(linker: Linker, step: AppliedPrimitive) -> None:
+    """Give the result the axes of the parts that a slice takes."""
     (x,), (result,) = step.operands, step.results
     linker.give(result, axes_of_parts(x.axes, _parts_of_slice(step)))
     result.repeated = x.repeated
@@ -188,10 +190,9 @@ def _dropped(emitter: JaxprEmitter, value: Value, dim: Dim, index: int) -> Value
 
 def _parts_of_split(step: AppliedPrimitive) -> list[list[StridedPart]]:
     """Return for each result the part that it is, or none for a single result."""
-    starts = accumulate(step.params["sizes"], initial=0)
-    parts = [
-        StridedPart(step.params["axis"], *row) for row in zip(starts, step.params["sizes"], strict=False)
-    ]
+    j, sizes = step.params["axis"], step.params["sizes"]
+    rows = zip(accumulate(sizes, initial=0), sizes, strict=False)
+    parts = [StridedPart(j, *row) for row in rows]
     return [[part] if len(parts) > 1 else [] for part in parts]
 
 
@@ -201,12 +202,14 @@ def _link_split(linker: Linker, step: AppliedPrimitive) -> None:
 
 
 def _emit_split(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
+    """Emit a slice for each part of a split."""
     value, axes = emitter.operand(step, 0), step.operands[0].axes
     pairs = zip(step.results, _parts_of_split(step), strict=True)
     return [parts_of(emitter, value, axes, parts, result.axes) for result, parts in pairs]
 
 
 def _link_unstack(linker: Linker, step: AppliedPrimitive) -> None:
+    """Give each result all axes but the one that is unstacked."""
     (x,), j = step.operands, step.params["axis"]
     for result in step.results:
         linker.give(result, (*x.axes[:j], *x.axes[j + 1 :]))
@@ -216,9 +219,8 @@ def _emit_unstack(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Val
     """Append a slice for each index along an axis."""
     (x,), j = step.operands, step.params["axis"]
     value, targets = emitter.operand(step, 0), tuple(() if k == j else a for k, a in enumerate(x.axes))
-    return [
-        parts_of(emitter, value, x.axes, [StridedPart(j, i, 1)], targets) for i in range(len(step.results))
-    ]
+    parts = ([StridedPart(j, i, 1)] for i in range(len(step.results)))
+    return [parts_of(emitter, value, x.axes, each, targets) for each in parts]
 
 
 # concatenate
@@ -243,12 +245,17 @@ def _joined_new(emitter: JaxprEmitter, values: Sequence[Value], factors: Axis) -
     """Join values along a new axis."""
     if len(values) == 1:
         return values[0]
-    dims = tuple(dict.fromkeys(d for value in values for d in value.type.dims))
     sources = [emitter.dims.new("part", 1) for _ in values]
-    parts = [
-        emitter.as_dims(emitter.with_dims(v, dims), (*dims, s)) for v, s in zip(values, sources, strict=True)
-    ]
-    target = emitter.dims.new("joined", len(values))
+    parts = [emitter.as_dims(v, (*v.type.dims, s)) for v, s in zip(values, sources, strict=True)]
+    return _joined(emitter, parts, sources, factors)
+
+
+def _joined(emitter: JaxprEmitter, values: Sequence[Value], sources: Sequence[Dim], factors: Axis) -> Value:
+    """Join values along their dimensions `sources`."""
+    pairs = [*zip(values, sources, strict=True)]
+    dims = tuple(dict.fromkeys(d for value, source in pairs for d in value.type.dims if d != source))
+    parts = [emitter.with_dims(value, (*dims, source)) for value, source in pairs]
+    target = emitter.dims.new("joined", sum(source.size for source in sources))
     found = emitter.build("concat", *parts, sources=tuple(sources), target=target)
     return emitter.parted(found, target, factors)
 
@@ -256,10 +263,8 @@ def _joined_new(emitter: JaxprEmitter, values: Sequence[Value], factors: Axis) -
 def _link_tile(linker: Linker, step: AppliedPrimitive) -> None:
     """Repeat an axis along a new major factor."""
     (x,), (result,) = step.operands, step.results
-    axes = []
-    for each, times in zip(x.axes, step.params["reps"], strict=True):
-        axes.append((*axis(times), *each))
-    linker.give(result, tuple(axes))
+    pairs = zip(x.axes, step.params["reps"], strict=True)
+    linker.give(result, tuple((*axis(times), *each) for each, times in pairs))
 
 
 def _link_concatenate(linker: Linker, step: AppliedPrimitive) -> None:
@@ -285,23 +290,14 @@ def _emit_concatenate(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence
     j, (result,) = step.params["dimension"], step.results
     values = operands(emitter, step)
     axes = [step.axes(i) for i in range(len(step.operands))]
-    starts = accumulate((x.shape[j] for x in step.operands), initial=0)
-    found = [
-        others_of_part(result.axes[j], own[j], start, 1) for own, start in zip(axes, starts, strict=False)
-    ]
+    rows = zip(axes, accumulate((x.shape[j] for x in step.operands), initial=0), strict=False)
+    found = [others_of_part(result.axes[j], own[j], start, 1) for own, start in rows]
     others = {each and each[0] for each in found}
     if len(others) == 1 and (lead := others.pop()) is not None:
         return (_joined_new(emitter, values, lead),)
-    sources, parts = [], []
-    for value, own, x in zip(values, axes, step.operands, strict=True):
-        dim = emitter.dims.new("part", x.shape[j])
-        parts.append(emitter.merged(value, own, j, dim)[0])
-        sources.append(dim)
-    dims = tuple(dict.fromkeys(d for v, s in zip(parts, sources, strict=True) for d in v.type.dims if d != s))
-    parts = [emitter.with_dims(v, (*dims, s)) for v, s in zip(parts, sources, strict=True)]
-    target = emitter.dims.new("joined", sum(s.size for s in sources))
-    joined = emitter.build("concat", *parts, sources=tuple(sources), target=target)
-    return (emitter.parted(joined, target, result.axes[j]),)
+    sources = [emitter.dims.new("part", x.shape[j]) for x in step.operands]
+    parts = [emitter.merged(v, own, j, s)[0] for v, own, s in zip(values, axes, sources, strict=True)]
+    return (_joined(emitter, parts, sources, result.axes[j]),)
 
 
 # pad
@@ -320,9 +316,8 @@ def _pads(step: AppliedPrimitive) -> list[tuple[StridedPart, StridedPart]] | Non
         if number < 1:
             return None
         if (low, high, interior) != (0, 0, 0):
-            found.append(
-                (StridedPart(j, first, number), StridedPart(j, int(low) + first * stride, number, stride))
-            )
+            place = StridedPart(j, int(low) + first * stride, number, stride)
+            found.append((StridedPart(j, first, number), place))
     return found
 
 
@@ -388,6 +383,7 @@ def _link_shift(linker: Linker, step: AppliedPrimitive) -> None:
 
 
 def _emit_shift(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
+    """Emit a shift along an axis, whose factors are merged for it and parted again."""
     (x,), j = step.operands, step.params["axis"]
     value, dim = emitter.merged(emitter.operand(step, 0), x.axes, j)
     found = emitter.build("shift", value, dim=dim, by=step.params["by"], wrap=step.params["wrap"])
@@ -398,6 +394,7 @@ def _emit_shift(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value
 
 
 def _link_empty(linker: Linker, step: AppliedPrimitive) -> None:
+    """Give the results of an uninitialized array axes of their own; all their elements count as equal."""
     linker.arguments(step.results)
     for result in step.results:
         result.repeated = frozenset(range(len(result.shape)))
@@ -415,13 +412,12 @@ def _link_iota(linker: Linker, step: AppliedPrimitive) -> None:
 
 def _counts_exactly(step: AppliedPrimitive) -> bool:
     """Accept dtypes of the language, and integers that have all numbers of the axis."""
-    (result,) = step.results
-    return result.dtype in EVERY or result.shape[step.params["dimension"]] - 1 in INTEGER_RANGE.get(
-        result.dtype, ()
-    )
+    (result,), j = step.results, step.params["dimension"]
+    return result.dtype in EVERY or result.shape[j] - 1 in INTEGER_RANGE.get(result.dtype, ())
 
 
 def _emit_iota(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
+    """Emit the positions along an axis of the result; they are the same along all other axes."""
     (result,), j = step.results, step.params["dimension"]
     dim = emitter.single(result.axes[j], "index")
     found = emitter.build("range", dim=dim)

@@ -149,6 +149,7 @@ class Expressions:
         return _ELABORATE.get(type(node), Expressions.not_a_value)(self, node, variable)
 
     def operand(self, node: ast.Node) -> Operand | None:
+        """Return the operand that an expression gives; None, with a diagnostic, if it has an error."""
         result = self.value(node)
         shown = f"`{node.text}`" if isinstance(node, ast.Name) else "this"
         return None if result is None else self.as_operand(result, node.span, shown)
@@ -351,6 +352,7 @@ class Expressions:
         return results
 
     def _name(self, op: str, path: str | None) -> str:
+        """Return a new name for a result: after its variable, or after the op if it has none."""
         return self.block.names.fresh(op) if path is None else self.block.variables.of_variable(path)
 
     def _refused(
@@ -433,6 +435,7 @@ def _is_of_numbers(op: str, operands: Sequence[Operand]) -> bool:
 
 
 def _broadcast_help(values: Sequence[Value]) -> str:
+    """Return help to give one operand the dimensions of all operands."""
     dims: dict[Dim, None] = dict.fromkeys(dim for value in values for dim in value.type.dims)
     names = ", ".join(dim.name for dim in dims)
     return f"give one operand all dimensions: `broadcast(x -> [{names}])`"

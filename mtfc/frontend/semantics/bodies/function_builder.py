@@ -76,6 +76,7 @@ class BlockBuilder(Builder):
         self._own: set[Value] = set()
 
     def append(self, eqn: Equation) -> None:
+        """Append an equation, with the call that led there in its source place."""
         self._own.update(eqn.results)
         span = self.located(eqn.span)
         super().append(eqn if span is eqn.span else attrs.evolve(eqn, span=span))
@@ -145,6 +146,7 @@ class LoopBuilder(BlockBuilder):
         return self._sliced[value].value
 
     def here(self, value: Value) -> Value:
+        """Return a value as the loop's body sees it: its own values as they are, others as an invariant argument."""
         if value in self._own:
             return value
         outer = self.outside.here(value)
@@ -221,6 +223,7 @@ class FunctionBuilder:
         return self._root.variables.seen
 
     def argument(self, name: str, type: TensorType, role: Role, span: Span | None) -> Value:
+        """Add an argument of the function, and return its value."""
         value = self._root.own(name, type)
         self.arguments.append(Argument(value, role, span))
         return value
@@ -294,6 +297,7 @@ class FunctionBuilder:
         return self.dims.setdefault(full, (Dim(full, size), span))[0]
 
     def function(self, name: str) -> Function:
+        """Return the finished function: inputs come before parameters, watched values and new states after outputs."""
         arguments = sorted(self.arguments, key=lambda argument: argument.role != "input")
         outputs = (*self.outputs, *self._watched(), *self._replacing())
         return Function(name, tuple(arguments), tuple(self._root.body), outputs)

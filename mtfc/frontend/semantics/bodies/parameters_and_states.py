@@ -117,6 +117,7 @@ def _as_state(
 
 
 def report_assigned(target: ast.Name, state: DeclaredState | None, expressions: Expressions) -> None:
+    """Report (E423) a state that is assigned like a variable."""
     labels = [Label(state.span, "it is declared here")] if state else []
     help = f"a training step changes it by `update {target.text} = ...`"
     expressions.scope.error("E423", f"state `{target.text}` cannot be assigned", target.span, labels, help)
@@ -152,6 +153,7 @@ def initializer(node: ast.Expr, expressions: Expressions) -> Initializer | None:
 
 
 def _usage(name: str) -> str:
+    """Return an example of a distribution for initial values, with all of its numbers."""
     numbers = DISTRIBUTIONS[name].args.items()
     return (
         f"{name}({', '.join(f'{key} = {0.1 if default is None else default}' for key, default in numbers)})"

@@ -99,12 +99,14 @@ class ElaboratedBody:
         self.ends_without_return()
 
     def ends_without_return(self) -> None:
+        """Report (E108) a body without `return`, unless it has errors of syntax."""
         if not any(isinstance(statement, ast.Broken) for statement in self.statements):
             name = self.kind.name
             help = "end it with `return` and the values that it computes"
             self.scope.error("E108", f"{self.kind.word} `{name.text}` returns nothing", name.span, help=help)
 
     def _nothing_after(self, end: ast.Return, rest: Sequence[ast.Statement]) -> None:
+        """Report (E107) the first statement after `return`, unless the body has errors of syntax."""
         is_broken = any(isinstance(statement, ast.Broken) for statement in self.statements)
         if rest and not is_broken:
             label = Label(end.span, f"the {self.kind.word} ends here")
@@ -173,6 +175,7 @@ class ElaboratedBody:
         self.scope.error("E218", f"{count(len(node.targets), 'name')} for {found}", span)
 
     def param(self, node: ast.Param) -> None:
+        """Elaborate a parameter, and bind its name."""
         type = self._parameter_type(node)
         init = initializer(node.init, self.expressions)
         if self.bind(node.name, None) and type is not None and init is not None:
@@ -272,6 +275,7 @@ class ElaboratedBody:
     scan = repeat
 
     def yield_(self, node: ast.Yield) -> None:
+        """Elaborate a `yield`, which belongs to the innermost loop; report one outside of loops."""
         if self.loops:
             self.loops[-1].yields(node)
             return
@@ -307,6 +311,7 @@ def _twice(type: TensorType, loops: Iterable[LoopBuilder]) -> Dim | None:
 
 
 def _report_stacked(kind: str, type: TensorType, dim: Dim, span: Span, scope: Scope) -> Literal[False]:
+    """Report (E210) a value that has the loop's dimension before it is stacked along it."""
     label = Label(span, f"it is {type}")
     message = f"a {kind} value is stacked along `{dim.name}`, and this value has that dimension already"
     return scope.error("E210", message, span, [label])
@@ -368,6 +373,7 @@ def _source(body: ElaboratedBody, node: ast.SliceBinding, dim: Dim | None) -> Va
 
 
 def _may_nest(body: ElaboratedBody, node: ast.Repeat | ast.Scan) -> bool:
+    """Return True unless too many loops are around a loop, which is reported (E122)."""
     depth = len(tuple(body.builder.block.loops()))
     message = f"more than {MOST_LOOPS} loops are inside of each other"
     return depth < MOST_LOOPS or body.scope.error("E122", message, node.dim.span)
@@ -476,11 +482,13 @@ class Loop:
         self.body.loops.append(self)
 
     def _leave(self) -> None:
+        """Go on outside of the loop."""
         self.body.loops.pop()
         self.builder.block = self.outside
         self.expressions.prefix = self.prefix
 
     def _statement(self, node: ast.Statement) -> None:
+        """Elaborate a statement of the loop's body; report a `return`."""
         if isinstance(node, ast.Return):
             self.body.misplaced(node, f"the {self.body.kind.word}, after its loops")
         else:
@@ -623,6 +631,7 @@ class Loop:
         return {name.removeprefix(self.prefix): value for name, value in made.items()}
 
     def _result_name(self, output: Output) -> str:
+        """Return the name of a result outside of the loop: that of its variable, or a fresh one for the condition."""
         is_condition = self.goes_on is not None and output.updates == self.goes_on.name
         named = self.outside.names.fresh if is_condition else self.outside.variables.of_variable
         return named(output.name)

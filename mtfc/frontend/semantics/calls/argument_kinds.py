@@ -18,6 +18,7 @@ Kind = Callable[[Expressions, ast.Node], Any]
 
 
 def tensor(expressions: Expressions, node: ast.Node) -> Operand | None:
+    """Return the operand that an expression gives; None, with a diagnostic, for brackets of dimensions or an arrow."""
     if not isinstance(node, ast.DimList | ast.Tuple | ast.Arrow):
         return expressions.operand(node)
     if isinstance(node, ast.Arrow):
@@ -37,6 +38,7 @@ def variables(expressions: Expressions, node: ast.Node) -> list[Operand] | None:
 
 
 def _misplaced_arrow(expressions: Expressions, node: ast.Arrow) -> None:
+    """Report an arrow in a call that takes none."""
     if isinstance(node.target, ast.DimList):
         expressions.scope.error("E215", "this call takes no `-> [dims]`: its result's follow", node.span)
         return
@@ -45,6 +47,7 @@ def _misplaced_arrow(expressions: Expressions, node: ast.Arrow) -> None:
 
 
 def dim(expressions: Expressions, node: ast.Node) -> Dim | None:
+    """Return the dimension that an expression names; None, with a diagnostic, for anything else."""
     if isinstance(node, ast.DimName):
         return expressions.scope.dim(node)
     return _expected("a dimension", expressions, node, _dimension(node))
@@ -110,6 +113,7 @@ def tensor_or_mapping(expressions: Expressions, node: ast.Node) -> Operand | tup
 
 
 def dtype(expressions: Expressions, node: ast.Node) -> str | None:
+    """Return the dtype that an expression names; None, with a diagnostic, for anything else."""
     if isinstance(node, ast.Name):
         return expressions.scope.dtype(node)
     last = node.parts[-1] if isinstance(node, ast.Path) else ""
@@ -130,6 +134,7 @@ def number(expressions: Expressions, node: ast.Node) -> Operand | None:
 
 
 def boolean(expressions: Expressions, node: ast.Node) -> Number | None:
+    """Return `true` or `false`; None, with a diagnostic, for anything else."""
     if isinstance(node, ast.Bool):
         return node.value
     return _expected("`true` or `false`", expressions, node)

@@ -139,6 +139,7 @@ def _right_number(expressions: Expressions, node: ast.Call, builtin: Builtin, fo
 
 
 def _known_keywords(expressions: Expressions, node: ast.Call, builtin: Builtin) -> bool:
+    """Return True if the builtin has all keyword arguments of a call; report (E111) the others."""
     unknown = [keyword for keyword in node.keywords if keyword.name.text not in builtin.keywords]
     for keyword in unknown:
         message = f"`{node.function.text}` has no argument `{keyword.name.text}`"
@@ -208,8 +209,8 @@ def _of_op(
 ) -> Builtin:
     """Return the function that applies an op, whose record says which kinds its attributes have.
 
-    names: the attributes that the arguments behind the operands give. defaults: those that keywords may give. fixed: the others.
-    indices: the number of an operand for which a number is i32.
+    names: the attributes that the arguments behind the operands give. defaults: the attributes that keywords may give.
+    fixed: all other attributes. indices: the number of an operand for which a number is i32.
     """
     op = usage.partition("(")[0]
     known = TOGETHER | {

@@ -166,6 +166,7 @@ def _mean(expressions: Expressions, site: Site, op: str, x: Operand, gone: Dims,
 def _argmax(
     expressions: Expressions, site: Site, op: str, x: Operand, gone: Dims, kept: Dims | None
 ) -> Result:
+    """Make an `argmax` over its one dimension; report several (E205)."""
     if len(gone) == 1:
         return _reduce(expressions, site, op, x, gone, kept)
     message = f"`argmax` goes over one dimension, found {len(gone)}"
@@ -176,6 +177,7 @@ REDUCE: dict[str, Callable[..., Result]] = {"mean": _mean, "argmax": _argmax}
 
 
 def rename(expressions: Expressions, site: Site, x: Operand, *mappings: Mapped) -> Result:
+    """Make a `rename`; report a dimension that is renamed twice (E210)."""
     if len(dict(mappings)) < len(mappings):
         return expressions.scope.refuse("E210", "a dimension is renamed twice", site.span)
     return expressions.emit(site, "rename", x, mapping=mappings)

@@ -158,6 +158,7 @@ class _Call:
             self.caller.value(keyword.value)
 
     def _few_enough(self, most: int) -> bool:
+        """Return True if the call has at most `most` positional arguments; else report it (E203)."""
         number = len(self.node.arguments)
         if number <= most:
             return True
@@ -370,6 +371,7 @@ class FunctionBody(ElaboratedBody):
 
 
 def _result_help(operand: Operand, type: TensorType) -> str | None:
+    """Return how to give a result its declared type: other dimensions, or another dtype."""
     if set(operand.dims) < set(type.dims):
         return "add the missing dimensions: `broadcast(x -> [dims])`"
     return "convert it with `cast(x, dtype)`" if set(operand.dims) == set(type.dims) else None
@@ -528,6 +530,7 @@ class Bindings:
 
 
 def type_of(given: GivenArgument) -> ast.Type:
+    """Return the declared type of a matched argument."""
     type = given.argument.type
     assert type is not None, "only arguments with a type are matched"
     return type

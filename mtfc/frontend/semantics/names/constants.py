@@ -89,6 +89,7 @@ def fold(op: str, left: Number, right: Number) -> Number:
 
 
 def _computed(function: Callable[..., float], *numbers: float) -> float:
+    """Return the value of a function of numbers. Raises `ConstantError` if it has none that a float holds."""
     try:
         return limited(function(*numbers))
     except ZeroDivisionError:
@@ -98,18 +99,21 @@ def _computed(function: Callable[..., float], *numbers: float) -> float:
 
 
 def limited(value: float) -> float:
+    """Return a number. Raises `ConstantError` if it is too large."""
     if not (isfinite(value) if isinstance(value, float) else abs(value) <= LIMIT):
         raise ConstantError("the number is too large")
     return value
 
 
 def plain(value: Number) -> float:
+    """Return a number. Raises `ConstantError` for a truth value."""
     if isinstance(value, bool):
         raise ConstantError("expected a number, found a truth value")
     return value
 
 
 def truth(value: Number) -> bool:
+    """Return a truth value. Raises `ConstantError` for a number."""
     if not isinstance(value, bool):
         raise ConstantError("expected a truth value, found a number")
     return value
@@ -177,6 +181,7 @@ def number(node: ast.Node, scope: Scope) -> float | None:
 
 
 def _folded(node: ast.Binary, left: float | None, right: float | None, scope: Scope) -> float | None:
+    """Return the value of a binary operator; None without both operands, or with a diagnostic (E209) where it has no value."""
     if left is None or right is None:
         return None
     try:
@@ -221,6 +226,7 @@ def valid_size(name: str, size: int, span: Span, scope: Scope) -> bool:
 
 
 def _dim(decl: ast.DimDecl, scope: Scope) -> Dim | None:
+    """Return a declared dimension, under the full name `module.name` in a module; None, with a diagnostic, without a size."""
     name = decl.name.text
     size = _size(name, decl.size, scope)
     return None if size is None else Dim(f"{scope.module}.{name}" if scope.module else name, size)
@@ -280,6 +286,7 @@ def _report_cycle(cycle: list[ast.Name], scope: Scope) -> None:
 
 
 def _names(node: ast.Node) -> Iterator[str]:
+    """Yield the names in an expression."""
     if isinstance(node, ast.Name):
         yield node.text
     for child in children(node):

@@ -58,7 +58,7 @@ class Loader:
         return self._of_file(file, file.span, "", sizes)
 
     def _of_file(self, file: ast.File, place: Span, module: str, sizes: Sizes) -> Scope:
-        """Return a scope with the declarations of a file. place: that of its import."""
+        """Return a scope with the declarations of a file. place: the place of its import."""
         path = str(PurePath(file.span.file))
         self.loading[path] = place
         scope = Scope(self.reports, frozenset(_doubtful(file)), module)
@@ -77,6 +77,7 @@ class Loader:
         return scope
 
     def _import_all(self, decls: Iterable[ast.ImportDecl], file: str, scope: Scope) -> None:
+        """Load the modules that a file imports, and make them known by their names."""
         places: dict[str, Span] = {}
         for decl in decls:
             if scope.declare("module", decl.name, places):
@@ -107,6 +108,7 @@ class Loader:
         return self.texts[path] is not None
 
     def _report_cycle(self, path: str, name: ast.Name, scope: Scope) -> None:
+        """Report (E120) a file that is imported while it is being loaded."""
         cycle = list(self.loading)[list(self.loading).index(path) :]
         labels = [Label(self.loading[each], "by way of this import") for each in cycle[1:]]
         files = " -> ".join(PurePath(each).name for each in (*cycle, path))
@@ -118,6 +120,7 @@ class Loader:
         return self._of_file(file, name.span, self.names.fresh(name.text), {})
 
     def _of_library(self, name: ast.Name, scope: Scope) -> Scope | None:
+        """Return the scope of a module of the library; None, with a diagnostic (E119), if there is no such module."""
         if standard_library.text(name.text) is not None:
             return self.library(name.text)
         help = f"a module is a file beside this one, `{name.text}.mtf`, or of the library"

@@ -110,6 +110,7 @@ class Reports:
         self._comparisons = MAX_COMPARISONS
 
     def add(self, code: str, message: str, span: Span, labels: Iterable[Label], help: str | None) -> None:
+        """Add a diagnostic, unless there is one with the same message at the same place."""
         if (code, message, span) not in self._seen:
             self._seen.add((code, message, span))
             self.diagnostics.add(code, message, span, labels, help)
@@ -353,6 +354,10 @@ class Scope:
         return bool(repeated)
 
     def dtype(self, name: ast.Name) -> str | None:
+        """Return the dtype of a name; None, with a diagnostic (E211), for an unknown one.
+
+        `any` stands for the dtype that a call of the function chooses.
+        """
         if name.text == ANY and self.any is not None:
             return self.any
         if name.text in WRITTEN_BYTES:

@@ -55,6 +55,7 @@ class Unused:
     groups: tuple[tuple[_Node, tuple[_Node, ...]], ...] = ()
 
     def warnings(self) -> Iterator[Diagnostic]:
+        """Yield a warning for each group of unused names."""
         for node, others in self.groups:
             if _wanted(node):
                 yield _warning(node, others)
@@ -93,6 +94,7 @@ class _Walk:
         self.returns = False
 
     def body(self, values: Environment, statements: Iterable[ast.Statement]) -> None:
+        """Follow the statements of a body up to its first `return`. values: those that are visible."""
         for statement in statements:
             self.statement(statement, values, ())
             if isinstance(statement, ast.Return):
@@ -116,6 +118,7 @@ class _Walk:
     def _binding(
         self, node: ast.Statement, names: tuple[ast.Name, ...], values: Environment, loop: tuple[_Node, ...]
     ) -> _Node:
+        """Add the node of a statement that binds names."""
         made = _Node(names, node, [*_read(node, values), *loop])
         self.nodes.append(made)
         return made
@@ -126,6 +129,7 @@ class _Walk:
         values[node.name.text] = self._binding(node, (node.name,), values, loop)
 
     def _yield(self, node: ast.Yield, values: Environment, handed_out: Environment, loop: _Node) -> None:
+        """Add a `yield`. handed_out: the nodes of the names that the loop has yielded so far."""
         made = self._binding(node, (node.name,), values, (loop,))
         if node.name.text in handed_out:  # a name yielded twice is an error, which needs both statements
             made.reads.append(handed_out[node.name.text])
@@ -215,6 +219,7 @@ def _groups(left: list[_Node], live: set[_Node]) -> Iterator[tuple[_Node, tuple[
 
 
 def _warning(node: _Node, others: tuple[_Node, ...]) -> Diagnostic:
+    """Return the warning about a value that is never used. others: the values that it alone uses."""
     wanted = _wanted(node)
     names = " and ".join(f"`{name.text}`" for name in wanted)
     verb = "is" if len(wanted) == 1 else "are"
@@ -229,6 +234,7 @@ def _wanted(node: _Node) -> list[ast.Name]:
 
 
 def _help(node: _Node) -> str:
+    """Return how to mend an unused value, parameter or state."""
     name = _wanted(node)[0].text
     if isinstance(node.statement, ast.Param | ast.State):
         kind = "parameter" if isinstance(node.statement, ast.Param) else "state"
@@ -284,6 +290,7 @@ def unrolled_layers(decl: ast.ModelDecl | ast.FnDecl) -> Iterator[Diagnostic]:
 
 
 def _in_body(body: Sequence[ast.Statement]) -> Iterator[Diagnostic]:
+    """Yield a diagnostic for each row of copies of the same statements, also in loops."""
     for node in body:
         if isinstance(node, ast.Repeat | ast.Scan):
             yield from _in_body(node.body)

@@ -113,6 +113,7 @@ class _Override:
         return ast.Name(attrs.evolve(span, column=span.end_column - len(part)), part)
 
     def _entry(self, key: str, decl: ast.TrainDecl) -> ast.TrainDecl:
+        """Return a `train` block with an entry as `--set` gives it; the same block if that has an error."""
         joint = " " if key in WORDS else "="
         value = self._parsed(key, f"{self.text[: self.equal]}{joint}{self.text[self.equal + 1 :]}")
         changes: dict[str, Any] = {key: value}
@@ -168,6 +169,7 @@ class _Override:
         return attrs.evolve(diagnostic, span=span, labels=labels, help=help)
 
     def _clamped(self, span: Span) -> Span:
+        """Return a place of the parsed text that does not reach beyond the text of the option."""
         end = 1 + len(self.text)
         if span.line != self.number:
             return Span(OPTION, self.number, end, self.number, end)

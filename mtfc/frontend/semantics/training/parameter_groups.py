@@ -92,6 +92,7 @@ def _bounded(entries: Sequence[Entry], names: int, scope: Scope) -> list[tuple[i
 
 
 def _report(pattern: ast.Pattern, model: Model, names: list[str], scope: Scope) -> None:
+    """Report (E418) a pattern that no parameter has."""
     message = f"no parameter of model `{model.program.name}` is called `{pattern.text}`"
     meant = _meant(pattern.text, names, scope)
     help = f'did you mean `"{meant}"`?' if meant else _listing(names)

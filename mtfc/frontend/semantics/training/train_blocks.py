@@ -141,6 +141,7 @@ class _TrainBlock:
             return
 
     def _report_missing(self) -> None:
+        """Report (E409) that no optimizer updates the parameters that are left."""
         what = f" for parameter `{self.groups.rest[0]}`" if self.decl.groups else ""
         help = "add `optimizer = sgd(learning_rate = 0.1)`"
         message = f"this `train` block has no optimizer{what}"
@@ -284,6 +285,7 @@ def _by_key(node: ast.Precision, scope: Scope) -> dict[str, ast.PrecisionRule]:
 
 
 def _dtype(node: ast.Expr, scope: Scope) -> str | None:
+    """Return the dtype of an entry; None, with a diagnostic (E410), unless it is a floating-point one."""
     if not isinstance(node, ast.Name):
         return scope.refuse("E410", "expected a dtype such as `bf16`", node.span)
     dtype = scope.dtype(node)
@@ -380,6 +382,7 @@ def loss_to_minimize(
 
 
 def _report_missing(name: ast.Name, model: Model, outputs: Iterable[str], scope: Scope) -> None:
+    """Report a name that is no output: a value of the model that it does not return, or (E401) an unknown one."""
     if not model.lacks(name.text):
         return
     if name.text in model.places:
@@ -444,12 +447,14 @@ class _Loss:
             yield eqn.span
 
     def _is_scalar(self) -> bool:
+        """Return True if the loss has no dimensions; report (E402) others."""
         type = self.value.type
         help = "reduce it to one number, for example with `mean`"
         message = f"is {type}, and only a scalar can be minimized"
         return not type.dims or self._error("E402", message, self._place(), f"it is {type}", help)
 
     def _is_floating(self) -> bool:
+        """Return True if the loss has a floating-point dtype; report (E403) others."""
         type = self.value.type
         message = f"is {type}, and only a floating-point value can be minimized"
         return type.dtype in FLOATS or self._error("E403", message, self._place(), f"it is {type}")

@@ -96,6 +96,8 @@ def whole_module(sections: Sequence[str], public: Sequence[str] = (), wide: bool
 
 
 def _tables(plan: ModulePlan) -> str:
+    """Return the tables of the module: the pieces of each argument, the outputs, and the types."""
+
     def entry(table: str, name: str, type: TensorType) -> str:
         known = {"PARAMETERS": plan.parameters, "STATE": plan.states, "BATCHES": plan.batches}
         pieces = known.get(table, plan.inputs)[name]

@@ -125,6 +125,7 @@ class MeasuredTimes:
         return forward, sum(backward)
 
     def _time(self, each: PartPass) -> float | None:
+        """Return the seconds of a pass of a part, measured once; None if nothing is measured."""
         if each.key not in self.known and self.measure is not None:
             self.known[each.key] = self.measure(each)
         return self.known.get(each.key)

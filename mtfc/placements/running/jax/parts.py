@@ -77,6 +77,7 @@ class PartEmitter(Emitter):
         return ", ".join([*given, *self.positions.values()]), [*body, f"return {found}"]
 
     def _code(self, eqn: Equation, inlined: dict[Value, str]) -> Code:
+        """Return the facts for an equation's text. Indices and random numbers count from the part's place in the whole tensor."""
         code, origin = super()._code(eqn, inlined), self.origins.get(eqn.results[0])
         if origin is None:
             return code
@@ -122,6 +123,7 @@ class ModuleFunctions:
         return WrittenFunction(function, self._known[key], positions, _work(function.body), key)
 
     def _text(self, emitter: PartEmitter, name: str, doc: str, signature: str, lines: Sequence[str]) -> str:
+        """Return the definition of a function, with names in the place of marks and long lines folded."""
         named = emitter.named("\n".join([signature, *lines]))
         body = [line for each in lines for line in fold(named(each))]
         head = ["@jax.jit"] * (self.backend == "jax")
@@ -130,6 +132,7 @@ class ModuleFunctions:
 
 
 def _identifier(wanted: str) -> str:
+    """Return a name of Python from any text: other characters become `_`."""
     found = "".join(each if each.isalnum() and each.isascii() else "_" for each in wanted.replace(MARK, "_"))
     return f"{PREFIX}{found}"
 

@@ -92,6 +92,7 @@ class PlacedGraph:
         return found
 
     def part(self, step: OperatorStep, number: int) -> PlacedPart:
+        """Return one part of a step as functions of the module, which is written when it is first asked for."""
         key = (step, number)
         if key not in self._parts:
             parts, _ = self.of(step)

@@ -39,7 +39,7 @@ class Piecewise:
         """Prepare the needed equations.
 
         groups: parameter -> the outputs that belong to it; None -> the others. owners: argument, later any value -> its
-        parameter, if it belongs to one. pieces: those of each parameter. joint: numbers that follow from one parameter and
+        parameter, if it belongs to one. pieces: the pieces of each parameter. joint: numbers that follow from one parameter and
         concern others -> the parameter. late: these, and what follows from them alone.
         """
         self.functions, self.tasks, self.pieces, self.variables = functions, tasks, pieces, variables

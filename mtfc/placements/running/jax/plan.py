@@ -38,7 +38,7 @@ Seed = Callable[[int], str]
 class ModulePlan:
     """The graphs of a placed program and the pieces of its arrays.
 
-    step: the operators of a training step; None without training. forward: those outside of training. lowered: the
+    step: the operators of a training step; None without training. forward: the operators outside of training. lowered: the
     undistributed program, which says what functions there are. inside: the program in training, before differentiation.
     parameters, inputs: the pieces of each, by the user's name.
     """
@@ -108,7 +108,10 @@ class ModulePlan:
         return found
 
     def _whole(self, name: str, value: Value, held: dict[int, Ends]) -> dict[int, Ends]:
-        """Return the regions of a parameter to store: together they are the whole one."""
+        """Return the region of a parameter that each device stores; together these cover the parameter.
+
+        held: the regions that the devices read. An optimizer that looks at all elements needs the whole one on each device.
+        """
         whole = whole_of(value)
         if self.training is not None and name in self.trained and not is_local(self.training, name):
             return dict.fromkeys(held, whole)

@@ -162,6 +162,7 @@ class TaskList:
         }
 
     def _once(self, key: tuple[object, ...], make: object) -> str:
+        """Return the variable of a task with a key; the task is added the first time."""
         if key not in self._known:
             self._known[key] = make()  # type: ignore[operator]
         return self._known[key]
@@ -220,6 +221,7 @@ def dispatch_order(tasks: Sequence[PlacedTask], devices: int) -> Iterator[Placed
     first = min(left, default=0)
 
     def open_up(i: int) -> None:
+        """Put a task that waits for no other into the queue of its device, or among those of later groups."""
         task = tasks[i]
         queue = ready[task.device] if task.group[0] < first + devices else later
         heapq.heappush(queue, (task.group, i))
