@@ -349,7 +349,7 @@ def test_cost_does_not_load_jax() -> None:
     assert not loaded_by("cost", "examples/digits.mtf", "--symbolic") & {"jax", "numpy"}
 
 
-MOST_CODE = 71_300
+MOST_CODE = 71_500
 """The lines of code that the package may have. A change that adds some deletes as many; a larger number needs a decision."""
 
 
