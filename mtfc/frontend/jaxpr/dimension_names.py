@@ -190,7 +190,7 @@ class RoleFinder:
             summed, batch = step.params["dimension_numbers"]
         sides = [self._side(step, i, summed[i], batch[i]) for i in (0, 1)]
         weights = [side for side in sides if side.source]
-        self.weights += weights
+        self.weights += [side for side in weights if side.source and side.source.names] or weights
         for x, side, other in zip(step.operands, sides, sides[::-1], strict=False):
             scores, is_exp = self.scores.get(x, ((), False))
             if is_exp and not weights:
@@ -262,7 +262,7 @@ class RoleFinder:
             over = leaves(step.axes(i)[0])
             source = self.sources.get(x) or (self.inputs.get(over[0]) if over else None)
             whole = [*map(leaves, source.axes)] if source else []
-            if source and over in whole[: 1 if source.is_weight else None]:
+            if source and over in whole[x not in self.sources : 1 if source.is_weight else None]:
                 role = "layers" if source.is_weight else "steps" if trains else "length"
                 self.see(role, over, source, True)
                 self.scanned |= {source.var} if over == whole[0] else set()
@@ -320,8 +320,7 @@ class RoleFinder:
         """Return the first axis without a role that most inputs share, behind axes over which loops run."""
         given = {x.var: x.axes for x in self.sources.values() if not x.is_weight and x.axes}
         first = (leaves(axes[var in self.scanned and len(axes) > 1]) for var, axes in given.items())
-        of_weights = {f for use in self.weights for f in (*use.kept, *use.summed)}
-        counts = Counter(own for own in first if own and of_weights.union(self.sightings).isdisjoint(own))
+        counts = Counter(own for own in first if own and self.sightings.keys().isdisjoint(own))
         return max(counts, key=counts.__getitem__, default=())
 
 
