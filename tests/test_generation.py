@@ -82,14 +82,14 @@ class Workplace:
 
     @classmethod
     def trained(cls, case: Case, folder: Path, **inputs: Any) -> "Workplace":
-        """Return the case with parameters after a few training steps on these inputs."""
+        """Return the case with parameters after a few training steps on these inputs, on NumPy: XLA compiles for seconds."""
         text = (FOLDER / f"{case.file}.mtf").read_text("utf-8")
         text = text.replace("  precision = { params: f32, compute: bf16 }\n", "")
         (folder / "model.mtf").write_text(text, "utf-8")
         workplace = cls(case, folder)
         np.savez(workplace.path("texts.npz"), **inputs)
         files = {"data": workplace.path("texts.npz"), "save": workplace.path("trained.npz")}
-        workplace.execute(None, train=True, steps=3, **files)
+        workplace.execute(None, train=True, steps=3, backend="numpy", **files)
         return workplace
 
     def path(self, name: str) -> str:
@@ -187,13 +187,13 @@ LogProbs = Callable[[Any], Any]
 
 
 def log_probs_of(workplace: Workplace, rows: Any, **others: Any) -> Any:
-    """Return the whole model as a function of any number of texts. `others` are its other inputs for one text, repeated for
-    all.
-    """
+    """Return the whole model's log-probabilities of any number of texts. others: its other inputs, a row for each text."""
     case = workplace.case
-    padded = np.concatenate([rows, np.zeros((-len(rows) % case.sizes["batch"], rows.shape[1]))])
-    repeated = {name: np.broadcast_to(row, (len(padded), len(row))) for name, row in others.items()}
-    inputs = {case.text: padded.astype(np.int32), **repeated}
+
+    def padded(given: Any) -> Any:
+        return np.pad(given, ((0, -len(given) % case.sizes["batch"]), (0, 0))).astype(np.int32)
+
+    inputs = {name: padded(given) for name, given in {case.text: rows, **others}.items()}
     logits = workplace.run(None, **inputs)["logits"][: len(rows)].astype(np.float64)
     return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 
@@ -221,10 +221,10 @@ def continuations(prompt: Sequence[int], start: int, length: int, vocab: int) ->
 
 
 def ranking(
-    every: Sequence[tuple[int, ...]], log_probs: LogProbs, start: int
+    every: Sequence[tuple[int, ...]], log_probs: Any, start: int
 ) -> list[tuple[float, tuple[int, ...]]]:
-    """Return these texts with their scores, the best first."""
-    pairs = zip(every, log_probs(np.array(every)), strict=True)
+    """Return these texts with their scores, the best first. log_probs: those of the whole model for each text."""
+    pairs = zip(every, log_probs, strict=True)
     return sorted(((score(text, rows, start), text) for text, rows in pairs), reverse=True)
 
 
@@ -234,9 +234,12 @@ def test_a_beam_that_is_wide_enough_finds_the_best_of_all_texts(lm: Workplace) -
     prompt, given = texts(LM), np.full(LM.sizes["batch"], start, np.int32)
     wide = attrs.evolve(lm, case=attrs.evolve(LM, sizes={**LM.sizes, "beam": 8, "branches": 8}))
     found = wide.run("beam_search", prompt=prompt, given=given)
-    log_probs = partial(log_probs_of, lm)
-    for row, tokens, scores in zip(prompt, found["tokens"], found["scores"], strict=True):
-        ranked = ranking(continuations(row, start, length, vocab), log_probs, start)
+    every = [continuations(row, start, length, vocab) for row in prompt]
+    of_rows = np.split(log_probs_of(lm, np.concatenate(every)), len(every))
+    for texts_of_row, log_probs, tokens, scores in zip(
+        every, of_rows, found["tokens"], found["scores"], strict=True
+    ):
+        ranked = ranking(texts_of_row, log_probs, start)
         assert [tuple(text) for text in tokens] == [text for _, text in ranked[:8]]
         np.testing.assert_allclose(scores, [value for value, _ in ranked[:8]], rtol=1e-4, atol=1e-5)
 
@@ -259,13 +262,22 @@ def searched(
     return kept
 
 
+STARTS = np.array([1, 2, 3, 4], np.int32)
+
+
+@pytest.fixture(scope="module")
+def of_the_textbook(lm: Workplace) -> list[list[tuple[float, tuple[int, ...]]]]:
+    """The hypotheses for each prompt, which no backend changes."""
+    pairs, log_probs = zip(texts(LM), STARTS, strict=True), partial(log_probs_of, lm)
+    return [searched(row, int(start), log_probs, LM.sizes["beam"]) for row, start in pairs]
+
+
 @pytest.mark.parametrize("backend", ["numpy", "jax"])
-def test_beam_search_is_that_of_the_textbook(lm: Workplace, backend: str) -> None:
-    prompt, given = texts(LM), np.array([1, 2, 3, 4], np.int32)
-    found = lm.run("beam_search", backend, prompt=prompt, given=given)
-    log_probs = partial(log_probs_of, lm)
-    for row, start, tokens, scores in zip(prompt, given, found["tokens"], found["scores"], strict=True):
-        expected = searched(row, int(start), log_probs, LM.sizes["beam"])
+def test_beam_search_is_that_of_the_textbook(
+    lm: Workplace, of_the_textbook: list[list[tuple[float, tuple[int, ...]]]], backend: str
+) -> None:
+    found = lm.run("beam_search", backend, prompt=texts(LM), given=STARTS)
+    for expected, tokens, scores in zip(of_the_textbook, found["tokens"], found["scores"], strict=True):
         assert [tuple(text) for text in tokens] == [text for _, text in expected]
         np.testing.assert_allclose(scores, [value for value, _ in expected], rtol=1e-4, atol=1e-5)
 
@@ -273,18 +285,29 @@ def test_beam_search_is_that_of_the_textbook(lm: Workplace, backend: str) -> Non
 # Translation
 
 
-@pytest.mark.parametrize("backend", ["numpy", "jax"])
-def test_the_best_translation_of_all(tmp_path: Path, backend: str) -> None:
-    """36 hypotheses after the second word cover all texts of three words. A source of one word is masked after it."""
+@pytest.fixture(scope="module")
+def translating(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workplace, Any, Any]:
+    """The trained example, sources, of which one is one word, and the log-probabilities of every text for each source."""
     vocab, length, batch = (TRANSLATION.sizes[name] for name in ("vocab", "positions", "batch"))
     random = np.random.default_rng(5)
     sources, targets = (random.integers(1, vocab, (2 * batch, length)).astype(np.int32) for _ in range(2))
     sources[0, 1:] = 0
-    workplace = Workplace.trained(TRANSLATION, tmp_path, sources=sources, targets=targets)
-    found = workplace.run("translate", backend, sources=sources[:batch])
-    every = continuations((), 0, length, vocab)
-    for i, source in enumerate(sources[:batch]):
-        ranked = ranking(every, partial(log_probs_of, workplace, sources=source), 0)[:36]
+    folder = tmp_path_factory.mktemp("translation")
+    workplace = Workplace.trained(TRANSLATION, folder, sources=sources, targets=targets)
+    every = np.array(continuations((), 0, length, vocab))
+    rows, repeated = np.tile(every, (batch, 1)), np.repeat(sources[:batch], len(every), 0)
+    log_probs = log_probs_of(workplace, rows, sources=repeated)
+    return workplace, sources[:batch], np.split(log_probs, batch)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "jax"])
+def test_the_best_translation_of_all(translating: tuple[Workplace, Any, Any], backend: str) -> None:
+    """36 hypotheses after the second word cover all texts of three words. A source of one word is masked after it."""
+    workplace, sources, of_sources = translating
+    found = workplace.run("translate", backend, sources=sources)
+    every = continuations((), 0, TRANSLATION.sizes["positions"], TRANSLATION.sizes["vocab"])
+    for i, log_probs in enumerate(of_sources):
+        ranked = ranking(every, log_probs, 0)[:36]
         assert [tuple(text) for text in found["words"][i]] == [text for _, text in ranked]
         expected = [value / ((5 + np.count_nonzero(text)) / 6) ** 0.6 for value, text in ranked]
         np.testing.assert_allclose(found["score"][i], expected, rtol=1e-4, atol=1e-5)

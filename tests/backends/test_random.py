@@ -28,6 +28,7 @@ from mtfc.compiler.ir.ops.elementwise import numpy_dtype
 from mtfc.compiler.ir.types import Dim, Layout, Mesh, Rules, TensorType
 from mtfc.compiler.passes.pipelines import lower
 from tests.backends.small import type_of
+from tests.sampling import some
 
 pytestmark = pytest.mark.usefixtures("optimized")
 
@@ -266,7 +267,7 @@ def drawing_program() -> Program:
 def test_all_draws_are_bit_identical_on_all_layouts_and_backends() -> None:
     """Initial values and drawn numbers are equal on both backends."""
     expected: dict[str, Any] = {}
-    for mesh, rules in LAYOUTS:
+    for mesh, rules in some(LAYOUTS, 2):
         local = lower(drawing_program(), mesh, Layout("main", Rules(tuple(rules.items()))))
         for module in (numpy_backend.load(numpy_backend.generate(local)), load(jax_backend.generate(local))):
             params = module.init(seed=11)

@@ -12,9 +12,10 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from tests.properties.failures import failure
+from tests.sampling import EVERY_CASE
 
-EXAMPLES = 8
-FEW_EXAMPLES = 4
+EXAMPLES = 8 if EVERY_CASE else 5
+FEW_EXAMPLES = 4 if EVERY_CASE else 3
 """The number of examples where each takes about a second."""
 
 Check = Callable[[Any], None]

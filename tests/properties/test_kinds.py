@@ -6,8 +6,9 @@ from tests.generators.programs import programs
 from tests.generators.scope import Options
 from tests.properties import test_gradients, test_jax, test_numpy, test_passes
 from tests.properties.campaign import holds_for
+from tests.sampling import EVERY_CASE
 
-EXAMPLES, FEW_EXAMPLES = 5, 3
+EXAMPLES, FEW_EXAMPLES = (5, 3) if EVERY_CASE else (3, 2)
 
 
 def properties_of(kind: str) -> dict[str, Any]:

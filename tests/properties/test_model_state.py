@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from mtfc.backends.interpreter import interpret
 from tests.harness import call, changes, differentiated, exact_data, load, numpy_module, tolerance
+from tests.sampling import EVERY_CASE
 
 HEAD = """
 dim batch = 4; dim hidden = 4; dim layers = 2; dim blocks = 2
@@ -78,7 +79,7 @@ train m {{ minimize loss; optimizer = momentum(learning_rate = 0.5); {draw(st.sa
 """
 
 
-@settings(max_examples=14)
+@settings(max_examples=14 if EVERY_CASE else 8)
 @given(models())
 def test_every_pass_and_numpy_keep_the_results(source: str) -> None:
     module = load(source)
