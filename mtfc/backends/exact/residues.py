@@ -265,11 +265,11 @@ def _residues(field: PrimeField, numbers: Array) -> Array:
     safe = np.where(finite, numbers, 0.0)
     scaled = safe * FRACTION_BITS
     is_short = (scaled == np.floor(scaled)) & (np.abs(scaled) < 2.0**62)
-    found = field.from_floats(np.where(is_short, safe, 0.0))
+    found = np.asarray(field.from_floats(np.where(is_short, safe, 0.0)))
     if not is_short.all():
-        kinds, places = np.unique(safe, return_inverse=True)
+        kinds, places = np.unique(safe[~is_short], return_inverse=True)
         table = np.array([field.constant(float(x)) for x in kinds], np.uint64)
-        found = np.where(is_short, found, table[places.reshape(safe.shape)])
+        found[~is_short] = table[places]
     if not finite.all():
         with np.errstate(invalid="ignore"):
             found = np.where(numbers >= HUGE, INFINITY, found)
