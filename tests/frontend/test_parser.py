@@ -362,6 +362,19 @@ def test_thousands_of_statements_are_parsed_in_a_moment() -> None:
     assert time.process_time() - start < 5
 
 
+@pytest.mark.parametrize(
+    "broken",
+    ["for x " * 50_000, "y = " + "[ a ] " * 30_000, "y = x " + "for in " * 50_000, "mesh m = [ " + "a , " * 50_000,
+     "y = x " + "is " * 50_000, "scan x_t = " + "x over " * 50_000, "y = f(" + "x : " * 50_000, "y + + " + "y " * 100_000],
+    ids=lambda text: text[:12],
+)  # fmt: skip
+def test_a_broken_statement_of_100_000_tokens_takes_linear_time(broken: str) -> None:
+    start = time.process_time()
+    _, diagnostics = parsed(f"model m(x: f32[batch, a]) {{\n  {broken}\n}}\n")
+    assert diagnostics
+    assert time.process_time() - start < 8
+
+
 def test_dump() -> None:
     tree = valid("dim a = 2 * b\nlayout l = { a: (rows, cols) }\n")
     assert ast_printer.to_text(tree) == (

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen
 
 import mtfc
 from tests.mistakes import IN_PYTHON
@@ -15,6 +16,10 @@ from tests.mistakes import IN_PYTHON
 
 def f(w: Any, x: Any) -> Any:
     return jnp.tanh(x @ w).sum()
+
+
+def g(params: Any, x: Any) -> Any:
+    return x @ params["up"]
 
 
 def step(w: Any, x: Any) -> Any:
@@ -30,6 +35,8 @@ def names() -> dict[str, Any]:
     gone.delete()
     p = mtfc.from_jax(step, w, x)
     plan = p.plan({"batch": "data"}, {"data": 4})
+    dense = linen.Dense(8)
+    flax = {"dense": dense, "variables": dense.init(jax.random.key(0), x), "g": g}
     arrays = {"w": w, "x": x, "gone": gone, "x10": jnp.ones((10, 16)), "x12": jnp.ones((12, 16))}
     modules = {
         "jax": jax,
@@ -39,7 +46,16 @@ def names() -> dict[str, Any]:
         "functools": functools,
         "P": jax.sharding.PartitionSpec,
     }
-    return {**arrays, **modules, "f": f, "step": step, "p": p, "plan": plan, "from_jax": mtfc.from_jax}
+    return {
+        **arrays,
+        **modules,
+        **flax,
+        "f": f,
+        "step": step,
+        "p": p,
+        "plan": plan,
+        "from_jax": mtfc.from_jax,
+    }
 
 
 @pytest.mark.parametrize(("wrong", "message", "remedy", "right"), IN_PYTHON)

@@ -368,6 +368,18 @@ def _meshes(devices: int | None, target: str) -> tuple[Mesh, ...]:
     return tuple(meshes(devices, MOST_AXES))
 
 
+def _check_variables(function: Callable[..., Any], args: Sequence[Any]) -> None:
+    """Raise `UsageError` for an unbound module of Flax linen, and for its `apply` without variables as the first argument."""
+    linen = sys.modules.get("flax.linen")
+    is_given = getattr(function, "__name__", "") != "apply" or any(isinstance(x, Mapping) for x in args[:1])
+    module = getattr(function, "__self__", None) if not is_given else function
+    if linen is not None and isinstance(module, linen.Module) and module.scope is None:
+        raise UsageError(
+            "a Flax module gets its parameters first: `variables = model.init(jax.random.key(0), x)`, and then "
+            "`from_jax(model.apply, variables, x)`"
+        )
+
+
 def imported_program(
     function: Callable[..., Any],
     args: Sequence[Any],
@@ -379,13 +391,14 @@ def imported_program(
     """Import a function. Raises `CompileError`, `UsageError` for wrong options, and `Unavailable` if JAX is missing."""
     import_jax()
     args, kwargs = by_place(function, args, kwargs)
+    _check_variables(function, args)
     if not callable(function):
         raise UsageError(f"`from_jax` takes a function of JAX first, and found {function!r}")
     is_mapping = names is None or isinstance(names, Mapping)
     if not is_mapping or not all(isinstance(x, str) for item in (names or {}).items() for x in item):
         raise UsageError(
-            "`names` are texts by texts, such as {'ids': 'batch length'}; an argument of this name of the function's own is "
-            "given by its place"
+            "`names` are texts by texts, such as {'ids': 'batch length'}, with `_` for a dimension without a name; an argument "
+            "of this name of the function's own is given by its place"
         )
     given = () if parameters is None else parameters
     if isinstance(given, str) or not isinstance(given, Sequence) or not all(type(x) is int for x in given):

@@ -224,16 +224,8 @@ class _Parser:
         end = begin
         while self.tokens[end].kind not in (*BORDERS, END):
             end += 1
-        return (
-            python_error(
-                self.tokens[begin:end],
-                stuck - begin,
-                self.file,
-                self.tokens[max(begin - FARTHEST, 0) : begin],
-            )
-            if begin < end
-            else None
-        )
+        before = self.tokens[max(begin - FARTHEST, 0) : begin]
+        return python_error(self.tokens[begin:end], stuck - begin, self.file, before) if begin < end else None
 
     def _rewind(self) -> int:
         """Drop symbols until ERROR may come, in the innermost possible block; return the first dropped token."""

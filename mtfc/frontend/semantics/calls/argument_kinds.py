@@ -24,7 +24,11 @@ def tensor(expressions: Expressions, node: ast.Node) -> Operand | None:
     if isinstance(node, ast.Arrow):
         _misplaced_arrow(expressions, node)
     else:
-        _expected("a tensor", expressions, node)
+        given = node.dims if isinstance(node, ast.DimList) else node.items
+        shown = ", ".join(
+            each.text for each in given if isinstance(each, ast.Name) and each.text in expressions.values
+        )
+        _expected("a tensor", expressions, node, f"write `{shown}` without brackets" if shown else None)
     return None
 
 

@@ -601,7 +601,8 @@ def binding_help(
         given, extra = tuple(each for each in given if each is not misplaced), (misplaced,)
     if len(extra) > len(open_generics):
         return None
-    call, declared = _with_bindings(node, list(zip(open_generics, extra, strict=False)), given, scope)
+    sizes = [*extra, *[node] * (len(open_generics) - len(extra))]
+    call, declared = _with_bindings(node, list(zip(open_generics, sizes, strict=True)), given, scope)
     return f"sizes are dimensions: write {call}{', with ' + declared if declared else ''}"
 
 
