@@ -10,8 +10,10 @@ Case = TypeVar("Case")
 
 
 def some(cases: Iterable[Case], count: int) -> list[Case]:
-    """Return a number of cases, at least 2, at equal distances, the first and last among them. `EVERY_CASE`: all of them."""
+    """Return a number of cases at equal distances, the first and last among them; of 1 case the last. `EVERY_CASE`: all."""
     table = [*cases]
     if EVERY_CASE or count >= len(table):
         return table
+    if count == 1:
+        return table[-1:]
     return [table[round(i * (len(table) - 1) / (count - 1))] for i in range(count)]

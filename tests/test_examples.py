@@ -27,6 +27,7 @@ from mtfc.driver.running.execution import Session, load
 from mtfc.driver.verification.exact_cases import exact_cases
 from mtfc.driver.verification.results import CaseResult
 from mtfc.driver.verification.verify import checks_of
+from tests.sampling import EVERY_CASE
 
 FOLDER = Path(__file__).parents[1] / "examples"
 
@@ -189,13 +190,25 @@ EVERY_LAYOUT = "EVERY_LAYOUT" in os.environ
 LARGE = ("inception_v3", "resnet101")
 """The examples that are compiled and differentiated in many seconds."""
 
+HAVE_NO_OP_OF_THEIR_OWN = (
+    *LARGE,
+    "vgg16",
+    "transformer_shared",
+    "transformer_seq2seq",
+    "soybean_mlp_8k",
+    "pipeline",
+    "digits_resnet",
+    "nmt",
+)
+"""The examples whose exact check takes seconds, and whose ops smaller examples have."""
+
 CASES = [(example, layout) for example in EXAMPLES for layout in layouts(example.file)]
 
 
 def test_every_layout_is_exact(example: Example) -> None:
     """The last layout, and the gradients of the undistributed program, over a finite field. `make examples`: all layouts."""
-    if example.file in (*LARGE, "vgg16", "transformer_shared", "soybean_mlp_8k") and not EVERY_LAYOUT:
-        pytest.skip("takes 10 to 16 s: `make examples` has it, and smaller examples have its ops")
+    if example.file in HAVE_NO_OP_OF_THEIR_OWN and not (EVERY_CASE or EVERY_LAYOUT):
+        pytest.skip("takes seconds: `make examples` has it, and smaller examples have its ops")
     chosen = selection(example)
     cases = chosen.cases if EVERY_LAYOUT else chosen.cases[-1:]
     with np.errstate(all="ignore"):
@@ -216,12 +229,17 @@ FLOATS = [
 Examples whose differentiable ops others have are left out. `make examples` runs all layouts of all.
 """
 
+SLOW_IN_FLOATS = () if EVERY_CASE or EVERY_LAYOUT else ("nmt", "moe_lm", "llama")
+"""The examples that XLA compiles for seconds. Each of their ops runs in floats in `backends/test_interpreter.py`."""
+
+RUN_IN_FLOATS = [case for case in FLOATS if case[0].file not in SLOW_IN_FLOATS]
+
 DRAWN = {"two_layer"} | ({"llama", "transformer_lm", "moe_lm"} if EVERY_LAYOUT else set())
 """The examples whose parameters are drawn on each backend."""
 
 
 @pytest.mark.parametrize(
-    ("example", "layout"), FLOATS, ids=[f"{each.file}-{layout}" for each, layout in FLOATS]
+    ("example", "layout"), RUN_IN_FLOATS, ids=[f"{each.file}-{layout}" for each, layout in RUN_IN_FLOATS]
 )
 def test_the_layout_gives_the_same_on_both_backends(example: Example, layout: str, tmp_path: Path) -> None:
     """The test runs in f64, because rounding grows through the deep networks and is coarse in bf16.
@@ -247,11 +265,18 @@ def test_the_layout_gives_the_same_on_both_backends(example: Example, layout: st
     assert not [each.text(verbose=False) for each in found if not each.ok]
 
 
-def test_every_op_with_a_gradient_runs_in_floats() -> None:
-    def ops(example: Example) -> set[str]:
-        found = {eqn.op for eqn in walk(selection(example).program.function("forward").body)} & OPS.keys()
-        return {op for op in found if OPS[op].gradient is not no_gradient}
+def ops(example: Example) -> set[str]:
+    """Return the ops of the forward pass that have a gradient."""
+    found = {eqn.op for eqn in walk(selection(example).program.function("forward").body)} & OPS.keys()
+    return {op for op in found if OPS[op].gradient is not no_gradient}
 
+
+def test_every_op_with_a_gradient_is_checked_exactly() -> None:
+    checked = [each for each in EXAMPLES if each.file not in HAVE_NO_OP_OF_THEIR_OWN]
+    assert set().union(*map(ops, EXAMPLES)) == set().union(*map(ops, checked))
+
+
+def test_every_op_with_a_gradient_runs_in_floats() -> None:
     in_floats = set().union(
         *(ops(example) for example, layout in FLOATS if layout == layouts(example.file)[0])
     )
@@ -280,7 +305,7 @@ def test_combined_collectives_can_be_combined_again(example: Example) -> None:
 
     So IR text of a lowered program, read again, prints the same text. `make examples`: all layouts.
     """
-    if example.file in LARGE and not EVERY_LAYOUT:
+    if example.file in HAVE_NO_OP_OF_THEIR_OWN and not (EVERY_CASE or EVERY_LAYOUT):
         pytest.skip("takes many seconds: `make examples` has it, and smaller examples have its collectives")
     chosen = selection(example)
     assert len(chosen.cases) == len(layouts(example.file))

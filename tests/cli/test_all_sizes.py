@@ -17,7 +17,7 @@ from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import LayoutOnMesh, Selection, choose
 from mtfc.driver.verification.exact_cases import BOTH, small_programs
 from tests.harness import load
-from tests.sampling import EVERY_CASE
+from tests.sampling import some
 from tests.sizes.campaign import Pair, checked
 
 FILES = sorted((Path(__file__).parents[1] / "sizes").glob("*.mtf"))
@@ -27,7 +27,7 @@ def selected(file: Path) -> Selection:
     return choose(file.read_text("utf-8"), file.name, Choice(), every_layout=True)
 
 
-@pytest.mark.parametrize("file", FILES if EVERY_CASE else FILES[1:], ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", some(FILES, 1), ids=lambda file: file.stem)
 def test_large_models_are_proven_in_seconds(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(file), "--all-sizes"]) == 0
     shown = capsys.readouterr().out
@@ -35,7 +35,7 @@ def test_large_models_are_proven_in_seconds(file: Path, capsys: pytest.CaptureFi
     assert re.search(r"multiples of (2048|256): .*batch", shown)
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", some(FILES, 1), ids=lambda file: file.stem)
 def test_twins_do_not_change_the_program(file: Path) -> None:
     selection = selected(file)
     found = small_programs(selection.program, selection.case)  # type: ignore[arg-type]
@@ -62,7 +62,7 @@ def test_a_twin_computes_with_its_small_numbers() -> None:
     assert type(twin(3, (3, 3))) is int
 
 
-@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("number", some(range(6), 3))
 def test_small_sizes_agree_with_own_sizes(number: int) -> None:
     with np.errstate(all="ignore"):
         outcomes = Counter(checked(number))

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 from time import process_time
+from typing import Any
 
 import pytest
 
@@ -14,8 +15,10 @@ from mtfc.compiler.search.found import NothingFits
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import select
 from mtfc.driver.loading.sources import Sources
+from mtfc.driver.options import SearchOptions
 from mtfc.driver.searching import plan
 from mtfc.driver.searching.layouts import LayoutFinder
+from mtfc.driver.searching.search import search
 from mtfc.frontend.hardware_targets import find_hardware
 from tests.cli.conftest import Mtfc
 from tests.cli.test_report import PageParts
@@ -124,25 +127,24 @@ def test_without_time_the_layouts_of_the_file_are_priced(mtfc: Mtfc, monkeypatch
 @pytest.mark.parametrize(
     "options",
     [
-        (),
-        ("--space", "rules"),
-        ("--space", "tiling"),
-        ("--space", "pipelines", "--budget", "4"),
-        ("--space", "soap", "--target", "p100_cluster", "--exhaustive"),
-        ("--space", "meshes"),
+        {},
+        {"space": "rules"},
+        {"space": "tiling"},
+        {"space": "pipelines", "budget": 4},
+        {"space": "soap", "target": "p100_cluster", "exhaustive": True},
+        {"space": "meshes", "devices": None},
     ],
 )
-def test_the_first_line_says_that_the_time_ended(mtfc: Mtfc, options: tuple[str, ...]) -> None:
-    file = {"meshes": "two_meshes", "pipelines": "pipeline"}.get(options[1] if options else "", "nmt")
-    devices = () if "meshes" in options else ("--devices", "4")
-    machine = ("--target", "h100", "--budget", "0.01", *devices)
-    asked = ("search", str(EXAMPLES / f"{file}.mtf"), *machine, *options)
-    first, *rest = mtfc(*asked).out.splitlines()
+def test_the_first_line_says_that_the_time_ended(options: dict[str, Any]) -> None:
+    file = {"meshes": "two_meshes", "pipelines": "pipeline"}.get(options.get("space", ""), "lenet")
+    asked = {"target": "h100", "budget": 0.001, "devices": 4, **options}
+    found = search(SearchOptions(str(EXAMPLES / f"{file}.mtf"), **asked), Sources()).result
+    first, *rest = found.report().splitlines()
     assert first.startswith("The time ended after ") and ("at most " in first or "nothing is proven" in first)
     assert rest
-    found = mtfc(*asked, "--format", "json").json
-    assert found["ending"] == "time" and not found["optimal"]
-    assert found["gap"] is None or found["gap"] > 0
+    record = found.record()
+    assert record["ending"] == "time" and not record["optimal"]
+    assert record["gap"] is None or record["gap"] > 0
 
 
 def test_no_pipeline_in_no_time(mtfc: Mtfc) -> None:
@@ -190,7 +192,7 @@ def test_the_memory_of_a_device_is_an_option(mtfc: Mtfc) -> None:
     """A plan for less memory than the machine's: with micro-batches, whose options are named."""
     asked = ("search", str(EXAMPLES / "llama.mtf"), "--model", "llama", "--target", "h100", "--devices", "64")
     small = [part for each in ("layers=2", "batch=256", "length=2048") for part in ("--dim", each)]
-    found = " ".join(mtfc(*asked, *small, "--memory", "6GiB", "--budget", "4").out.split())
+    found = " ".join(mtfc(*asked, *small, "--memory", "6GiB", "--budget", "1").out.split())
     assert "Memory of 6 GiB: " in found
     ((number, size),) = re.findall(r"\d+ micro-batches: `--dim batch=(\d+) --set accumulate=(\d+)`", found)
     assert int(number) * int(size) == 256

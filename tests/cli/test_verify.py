@@ -15,6 +15,7 @@ from mtfc.driver.loading.selection import choose
 from mtfc.driver.running import execution
 from mtfc.driver.verification import reference, verify
 from tests.cli.conftest import Mtfc
+from tests.sampling import some
 
 
 def errors(compared: dict[str, dict[str, float]]) -> list[float]:
@@ -116,7 +117,7 @@ def test_numbers_of_jax_are_as_wide_as_before(mtfc: Mtfc, folder: Path) -> None:
     assert jax.config.jax_enable_x64 == before
 
 
-@pytest.mark.parametrize("factor", ["1.2", "1.002", "1.000001", "1.0000000001"])
+@pytest.mark.parametrize("factor", some(["1.2", "1.002", "1.000001", "1.0000000001"], 2))
 def test_a_difference_is_wrong_however_small_in_f64(
     mtfc: Mtfc, monkeypatch: pytest.MonkeyPatch, factor: str
 ) -> None:
@@ -155,7 +156,7 @@ def test_a_mesh_too_large_for_jax_is_passed_over_in_the_open(
     assert outcome.status == 0
     skipped = [(case["layout"], case["backend"]) for case in outcome.json["cases"] if case["skipped"]]
     assert skipped == [("both", "jax")]
-    assert "1 skipped" in mtfc("verify", "model.mtf").out.splitlines()[-1]
+    assert "1 skipped" in mtfc("verify", "model.mtf", "--layout", "both").out.splitlines()[-1]
 
 
 def test_coarse_dtypes_have_a_coarse_bound(mtfc: Mtfc, folder: Path) -> None:
@@ -263,12 +264,10 @@ def test_rounding_that_an_optimizer_magnifies_is_told_apart(mtfc: Mtfc, folder: 
     outcome = mtfc("verify", "noise.mtf", "--layout", "data", "--format", "json")
     assert outcome.status == 0
     assert max(max(errors(case["training"])) for case in outcome.json["cases"]) > 1e-3
-    lines = mtfc("verify", "noise.mtf", "--layout", "data").out.splitlines()
-    cases = [i for i, line in enumerate(lines) if " numpy " in line or " jax " in line]
-    assert len(cases) == 2
-    for case in cases:
-        assert lines[case + 1].startswith("  rounding alone: `gradient common`, `training of common`, ")
-        assert "`gradient w`" not in lines[case + 1]
+    lines = mtfc("verify", "noise.mtf", "--layout", "data", "--backend", "numpy").out.splitlines()
+    (case,) = (i for i, line in enumerate(lines) if " numpy " in line)
+    assert lines[case + 1].startswith("  rounding alone: `gradient common`, `training of common`, ")
+    assert "`gradient w`" not in lines[case + 1]
 
 
 NOISE = """
@@ -305,8 +304,8 @@ train small {
 def test_rounding_that_decides_a_sign_is_told_apart(mtfc: Mtfc, folder: Path) -> None:
     """The optimizer takes the sign of rounding, a full step in f64, too."""
     (folder / "noise.mtf").write_text(NOISE.replace("adam(", "lion("))
-    for dtype in ([], ["--dtype", "f64"]):
-        outcome = mtfc("verify", "noise.mtf", "--layout", "both", "--format", "json", *dtype)
+    for options in ([], ["--dtype", "f64", "--backend", "numpy"]):
+        outcome = mtfc("verify", "noise.mtf", "--layout", "both", "--format", "json", *options)
         assert outcome.status == 0
         common = [case["training"]["common"] for case in outcome.json["cases"]]
         assert max(each["error"] for each in common) > 1e-3

@@ -6,7 +6,7 @@ from benchmarks import peer_optax
 from tests.sampling import some
 
 
-@pytest.mark.parametrize("call", some(peer_optax.optimizers(), 9))
+@pytest.mark.parametrize("call", some(peer_optax.optimizers(), 5))
 def test_training_follows_optax(call: str) -> None:
     """A network that computes in f64 has the parameters of optax after each of 100 steps, under a layout that splits them."""
     found = peer_optax.largest_difference(call, peer_optax.optimizers()[call], "numpy")

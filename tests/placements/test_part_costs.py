@@ -1,6 +1,7 @@
 """Test that tables and costs of forms are those of the parts' own regions and functions."""
 
 from functools import cache
+from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -22,6 +23,7 @@ from mtfc.placements.placement_search import PlacementSpace, placement_space
 from mtfc.placements.strategy_tasks import StepForms, middle, part_cost
 from mtfc.placements.task_graph_builder import BOUNDS, FIRST, KEPT, PARTS, PIECES, ROWS, SIZE
 from tests.placements import placement_programs
+from tests.sampling import some
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NETWORKS: dict[str, dict[str, int]] = {"alexnet": {}, "resnet101": {}, "nmt": {"source": 2, "target": 2}}
@@ -55,8 +57,10 @@ def drawn(space: PlacementSpace, count: int) -> list[tuple[OperatorStep, Degrees
 CASES = [*placement_programs.PROGRAMS, *NETWORKS]
 
 
-@pytest.mark.parametrize("costs", [{}, {"overhead": 1e-6, "overlap": 0.4}], ids=["peak", "overhead"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "costs"),
+    [*product(CASES, [{}]), *product(some(CASES, 4), [{"overhead": 1e-6, "overlap": 0.4}])],
+)
 def test_parts_take_and_keep_what_their_own_functions_do(name: str, costs: dict[str, float]) -> None:
     space = space_of(name, **costs)  # type: ignore[arg-type]
     forms = space.evaluator.tasks.forms

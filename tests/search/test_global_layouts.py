@@ -31,6 +31,7 @@ from tests.generators.scope import Options
 from tests.harness import AMPLE, HasSource, load
 from tests.properties.campaign import FEW_EXAMPLES, holds_for
 from tests.properties.test_jax import AS_WRITTEN
+from tests.sampling import some
 from tests.search.layout_bounds import (
     NODES,
     SLOW_CORES,
@@ -286,9 +287,16 @@ def test_a_bound_has_as_much_as_time_allows() -> None:
     assert (bound.seconds(known, until=process_time() + AMPLE) == bound.seconds(known)).all()
 
 
-@pytest.mark.parametrize("objective", ["serial", "time", "memory"])
 @pytest.mark.parametrize(
-    ("name", "hardware"), [("two_layer", SLOW_LINKS), ("two_layer", TORUS), ("digits", TORUS)]
+    ("name", "hardware", "objective"),
+    some(
+        [
+            (*case, objective)
+            for case in (("two_layer", SLOW_LINKS), ("two_layer", TORUS), ("digits", TORUS))
+            for objective in ("serial", "time", "memory")
+        ],
+        5,
+    ),
 )
 def test_the_optimum_is_that_of_all_layouts(name: str, hardware: Hardware, objective: Objective) -> None:
     """Compile and price all legal layouts on all shapes of 8 devices."""
@@ -324,7 +332,7 @@ def test_progress_ends_with_the_bound_at_the_best_cost() -> None:
     assert len(set(bounds)) > 3
 
 
-@pytest.mark.parametrize("name", ["transformer_lm", "moe_lm", "alexnet"])
+@pytest.mark.parametrize("name", some(["transformer_lm", "moe_lm", "alexnet"], 2))
 def test_the_least_memory_of_large_models_is_proven(name: str) -> None:
     """The models include a mixture of experts and convolutions."""
     program, shapes = example(name), list(meshes(8, 2))

@@ -12,6 +12,7 @@ from mtfc.compiler.search.pricer import LayoutPricer
 from mtfc.driver.searching.space import meshes
 from mtfc.frontend.hardware_targets import find_hardware
 from tests.harness import AMPLE, load
+from tests.sampling import some
 from tests.search.layout_bounds import SLOW_CORES, SLOW_LINKS, SLOW_TPU, UNEVEN, layouts, search
 
 PERCEPTRON = """
@@ -122,7 +123,7 @@ CASES = (
 )
 
 
-@pytest.mark.parametrize(("source", "devices", "hardware"), CASES)
+@pytest.mark.parametrize(("source", "devices", "hardware"), some(CASES, 4))
 def test_nothing_is_better_than_what_is_proven_optimal(source: str, devices: int, hardware: Hardware) -> None:
     program = load(source).programs[0]
     pricer, forward = LayoutPricer.of(program, hardware), program.function("forward")
@@ -138,7 +139,9 @@ def test_nothing_is_better_than_what_is_proven_optimal(source: str, devices: int
         assert found.objective == min(value_of(price, objective) for price in prices)
 
 
-@pytest.mark.parametrize(("hardware", "share"), [(SLOW_LINKS, 0.9), (SLOW_CORES, 1.2), (SLOW_TPU, 0.9)])
+@pytest.mark.parametrize(
+    ("hardware", "share"), some([(SLOW_LINKS, 0.9), (SLOW_TPU, 0.9), (SLOW_CORES, 1.2)], 2)
+)
 def test_nothing_is_better_where_values_are_computed_again(hardware: Hardware, share: float) -> None:
     """The memory is a share of the least that a layout needs which computes nothing again."""
     program = load(STACK).programs[0]

@@ -22,6 +22,7 @@ from mtfc.driver.loading.target import target_of
 from mtfc.driver.searching.space import meshes
 from tests.harness import load
 from tests.properties.test_pipelines import source as random_pipeline
+from tests.sampling import some
 from tests.search.layout_bounds import SLOW_CORES, SLOW_LINKS, SLOW_TPU, layouts
 from tests.search.test_global_layouts_exhaustive import ATTENTION, PERCEPTRON
 
@@ -120,7 +121,7 @@ FORMS = [
 ]
 
 
-@pytest.mark.parametrize(("source", "hardware"), CASES)
+@pytest.mark.parametrize(("source", "hardware"), some(CASES, 6))
 def test_no_layout_with_any_forms_is_below_the_least(
     source: str, hardware: Hardware, monkeypatch: pytest.MonkeyPatch
 ) -> None:
