@@ -96,7 +96,10 @@ class _Strict(argparse.ArgumentParser):
     """A parser that reports unknown arguments and empty values in a line of its own subcommand, with the next step."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(USAGE, f"{self.prog}: error: {message}\n`{self.prog} --help` shows what there is\n")
+        more = (
+            ", such as h100; `mtfc simulate --target list` has all" if message.endswith(" --target") else ""
+        )
+        self.exit(USAGE, f"{self.prog}: error: {message}{more}\n`{self.prog} --help` shows what there is\n")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Refuse a value that is none of the choices, with the nearest one as help."""
@@ -107,9 +110,8 @@ class _Strict(argparse.ArgumentParser):
             near = HABITS.get(value) or nearest(str(value), map(str, action.choices))
             known = ", ".join(map(str, action.choices))
             remedy = f"did you mean `{near}`?" if near else f"choose from {known}"
-            raise argparse.ArgumentError(
-                action if action.option_strings else None, f"{what} `{value}`: {remedy}"
-            )
+            option = action if action.option_strings else None
+            raise argparse.ArgumentError(option, f"{what} `{value}`: {remedy}")
 
     def parse_known_args(self, *arguments: Any, **named: Any) -> Any:
         """Parse arguments; refuse unknown ones, and empty texts where a value is expected."""
@@ -136,9 +138,7 @@ class _Strict(argparse.ArgumentParser):
         pattern = rf"^  (-\w, )?{re.escape(option)}\b(?!-)"
         others = [name for name in SUBCOMMANDS if re.search(pattern, _subcommand(name).OPTIONS, re.MULTILINE)]
         if others:
-            return (
-                f"there is no option {option}: it is one of {', '.join(f'`mtfc {name}`' for name in others)}"
-            )
+            return f"there is no option {option}: it is one of `mtfc {'`, `mtfc '.join(others)}`"
         near = nearest(option.strip("-"), [name.strip("-") for name in self._option_string_actions])
         return f"there is no option {option}{f': did you mean --{near}?' if near else ''}"
 

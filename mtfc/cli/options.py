@@ -119,7 +119,9 @@ class Options(argparse.Namespace):
         if self.args is None:
             return None
         if self.model or self.dims or self.settings:
-            raise UsageError(f"{self.file} is one program at fixed sizes: no --model, --dim or --set")
+            raise UsageError(
+                f"{self.file} is one program at fixed sizes, those of --args: no --model, --dim or --set"
+            )
         return FunctionSource(self.file, self.args, self.names, self.parameters, not self.no_merge)
 
     def record(self, record: type[Record], **others: Any) -> Record:

@@ -13,9 +13,12 @@ examples:
 A page needs no network: open it in a browser, mail it, or keep it beside the results.
 """
 
+from pathlib import Path
+
 from mtfc.cli.options import MEMORY, PASSES, Options, program, selection
 from mtfc.cli.progress import figures_line
 from mtfc.driver.data.files import write_text
+from mtfc.driver.errors import UsageError
 from mtfc.driver.report import ReportPage, is_run, layouts_page, run_page
 
 OPTIONS = f"""{program(", or the --dir of a training run")}
@@ -28,6 +31,8 @@ REQUIRED = "output"
 
 def run(options: Options) -> None:
     """Write the report of a model as a page."""
+    if Path(options.output).suffix not in ("", ".html", ".htm"):
+        raise UsageError(f"-o {options.output}: a report is a page, such as -o report.html")
     to = options.check_outputs("-o")
     page = _page(options)
     write_text(options.output, page.html)

@@ -36,7 +36,9 @@ def reason_of(error: Exception) -> str:
     if not isinstance(error, OSError):
         return str(error)
     path = error.filename if isinstance(error, FileNotFoundError) else None
-    return (error.strerror or str(error)).lower() + (similar_path(path) if isinstance(path, str) else "")
+    more = similar_path(path) if isinstance(path, str) else ""
+    more = ": name a file in it" if isinstance(error, IsADirectoryError) else more
+    return (error.strerror or str(error)).lower() + more
 
 
 MOST_NAMES = 1000

@@ -250,10 +250,8 @@ def _page(
     expressions: formulas for JSON. search: the record of a search.
     """
     data = report_json(layouts, hardware, sources.with_library(), expressions, search)
-    title = (
-        f"{layouts[0].program.name}: layouts side by side" if len(layouts) > 1 else layouts[0].program.name
-    )
-    return _page_of(title, data)
+    name = layouts[0].program.name
+    return _page_of(f"{name}: layouts side by side" if len(layouts) > 1 else name, data)
 
 
 def _page_of(title: str, data: Mapping[str, Any]) -> ReportPage:

@@ -64,6 +64,27 @@ def layer(inner: int, outer: int) -> dict[str, Any]:
 LAYERS = {"fc1": layer(12, 24), "fc2": layer(24, 16), "fc3": layer(16, 10)}
 
 
+def test_pooled_images_and_middle_axes_of_inputs_have_names() -> None:
+    """A dense layer after pooling sums the positions of the pooled image. Time that comes first is no batch."""
+    from flax import linen
+
+    def outputs(p: Any, x: Any) -> Any:
+        image = linen.max_pool(linen.Conv(4, (3, 3)).apply(p["conv"], x), (2, 2), (2, 2))
+        return image.reshape(x.shape[0], -1) @ p["head"]["kernel"]
+
+    conv = jax.eval_shape(linen.Conv(4, (3, 3)).init, jax.random.key(0), array(2, 6, 10, 3))
+    found = mtfc.from_jax(outputs, {"conv": conv, "head": {"kernel": array(60, 7)}}, array(2, 6, 10, 3))
+    assert axes(found)["p/head/kernel"].startswith("out_height x out_width x ")
+    stacked = mtfc.from_jax(lambda w, x: jnp.tanh(x @ w), array(5, 7), array(2, 3, 5))
+    assert axes(stacked)["x"] == "batch, length, features"
+    by_time = mtfc.from_jax(
+        lambda w, x: jax.lax.scan(lambda h, s: (h + s @ w, None), jnp.zeros((2, 7)), x)[0],
+        array(5, 7),
+        array(3, 2, 5),
+    )
+    assert axes(by_time)["x"] == "length, batch, features"
+
+
 def test_modules_name_what_has_no_role() -> None:
     program = mtfc.from_jax(jax.grad(perceptron), LAYERS, array(8, 12), array(8, dtype="int32"))
     assert program.dims == {"fc1": 24, "fc2": 16, "features": 12, "classes": 10, "batch": 8}

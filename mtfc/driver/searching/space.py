@@ -202,14 +202,12 @@ def _renamed(layout: Layout, names: Mapping[str, str]) -> Layout:
 
 def _check_given(options: SearchOptions, space: SearchedSpace, mesh: Mesh) -> None:
     """Raise `UsageError` unless the given mesh can be searched and has the number of devices that `--devices` asks for."""
+    given = f"--mesh {options.choice.mesh} has"
     if options.devices not in (None, mesh.devices):
-        raise UsageError(
-            f"--mesh {options.choice.mesh} has {mesh.devices} processors, and --devices is {options.devices}"
-        )
+        devices = f"{mesh.devices} processors, and --devices is {options.devices}"
+        raise UsageError(f"{given} {devices}: leave one out")
     if len(mesh.axes) > len(AXES) and space.has_meshes:
-        raise UsageError(
-            f"--mesh {options.choice.mesh} has {len(mesh.axes)} axes; at most {len(AXES)} are searched"
-        )
+        raise UsageError(f"{given} {len(mesh.axes)} axes; at most {len(AXES)} are searched")
 
 
 GRACE = 0.1

@@ -14,6 +14,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from mtfc.compiler.diagnostics import nearest
 from mtfc.driver.errors import UsageError
 
 FUNCTION = re.compile(r"([^\W\d][\w.]*):([^\W\d][\w.]*)")
@@ -45,7 +46,10 @@ def imported_value(spec: str, option: str, expected: str, kind: str = "FUNCTION"
     """Import a value of a module. Arguments and errors are those of `imported_function`. kind: the value's word in messages."""
     name = f"{option} {spec}".strip()
     if FUNCTION.fullmatch(spec) is None:
-        raise UsageError(f"{name}: expected MODULE:{kind}, {expected}")
+        module_name, dot, value_name = spec.rpartition(".")
+        written = f"{module_name}:{value_name}"
+        meant = f"; write {written}" if dot and value_name != "py" and FUNCTION.fullmatch(written) else ""
+        raise UsageError(f"{name}: expected MODULE:{kind}, {expected}{meant}")
     module_name, value_name = spec.split(":")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
@@ -64,7 +68,11 @@ def imported_value(spec: str, option: str, expected: str, kind: str = "FUNCTION"
     try:
         return attrgetter(value_name)(module)
     except AttributeError:
-        raise UsageError(f"{name}: the module {module_name} has no {kind.lower()} {value_name}") from None
+        near = nearest(value_name, vars(module))
+        meant = f": did you mean {module_name}:{near}?" if near else ""
+        raise UsageError(
+            f"{name}: the module {module_name} has no {kind.lower()} {value_name}{meant}"
+        ) from None
 
 
 def kind_of_value(value: Any) -> str:

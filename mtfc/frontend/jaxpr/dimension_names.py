@@ -126,6 +126,8 @@ class RoleFinder:
         for f, source in self.inputs.items():
             if f in summed and len(source.axes) > 1 and f in leaves(source.axes[-1]):
                 self.see("features", (f,), source)
+                middle = source.axes[1] if len(source.axes) == 3 and source.var not in self.scanned else ()
+                self.see("length", middle, source)
         of_images = {f for use in self.weights if not use.is_dot for f in (*use.kept, *use.summed)}
         for f in of_weights:
             if f not in of_images and (f in made if f in summed else self.others.get(f) in summed):
@@ -229,6 +231,13 @@ class RoleFinder:
         for role, j in zip(roles, numbers.out_spec[2:], strict=False):
             self.see(f"out_{role}", step.results[0].axes[j], source)
 
+    def pool(self, step: AppliedPrimitive) -> None:
+        """Note height and width of a pooled image, after a convolution."""
+        for own, made in zip(step.axes(0), step.results[0].axes, strict=True):
+            seen = next((self.sightings[f] for f in leaves(own) if f in self.sightings), None)
+            if seen and leaves(made) != leaves(own):
+                self.see(f"out_{seen.role.removeprefix('out_')}", made, None)
+
     def lookup(self, step: AppliedPrimitive) -> None:
         """Note the sides of a table into which ids point, and the length of the ids."""
         table, ids = step.operands[:2]
@@ -329,6 +338,8 @@ READERS: Mapping[str, Callable[[RoleFinder, AppliedPrimitive], None]] = {
     "ragged_dot_general": RoleFinder.dot,
     "concatenate": RoleFinder.concatenate,
     "conv_general_dilated": RoleFinder.convolution,
+    "reduce_window_max": RoleFinder.pool,
+    "reduce_window_sum": RoleFinder.pool,
     "gather": RoleFinder.lookup,
     "eq": RoleFinder.one_hot,
     "scan": RoleFinder.scan,
@@ -381,8 +392,8 @@ def propose(flat: Flat, roles: Sequence[Role], names: GivenNames, function: Call
         if pattern not in used:
             path = re.sub(r"[^\w*]+", "/", pattern).strip("/")
             near = nearest(next((each for each in places if f"/{each}".endswith(f"/{path}")), path), places)
-            message = f"the pattern {pattern} in `names` matches no argument"
-            raise _wrong(message, function, places, near)
+            meant = f": did you mean `{near}`?" if near else ""
+            raise _wrong(f"the pattern {pattern} in `names` matches no argument{meant}", function, places)
     for var, text in zip(flat.body.arguments, places, strict=False):
         for factor in (factor for each in var.axes for factor in leaves(each)):
             given = list(dict.fromkeys(name for rank, name in factor.wanted if rank == GIVEN))
@@ -522,12 +533,9 @@ def _unite_named(
     _want(part, GIVEN, name)
 
 
-def _wrong(
-    message: str, function: Callable[..., Any], places: Sequence[str] = (), near: str | None = None
-) -> CompileError:
+def _wrong(message: str, function: Callable[..., Any], places: Sequence[str] = ()) -> CompileError:
     shown = ", ".join(places[:12]) + (", ..." if len(places) > 12 else "")
     help = f"the arguments' arrays are: {shown}" if places else None
-    help = f"did you mean `{near}`? {help}" if near else help
     return failure("E803", message, definition(function), help)
 
 

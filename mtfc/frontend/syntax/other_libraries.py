@@ -43,6 +43,7 @@ LAYERS: Mapping[str, str] = {
 }
 """Layers and transformations, which Python calls twice: `nn.Linear(16, 10)(h)`."""
 
+DRAWN = "write `random.bernoulli([dims], 0.5)`, or round `random.uniform([dims])`"
 PARAM = "param w: [dims] = normal(stddev = 0.02)"
 NO_PRODUCT = "there is no operator `@`"
 EINSUM = "write `einsum(a, b -> [dims])`, with the dimensions of the result"
@@ -50,6 +51,9 @@ GATHER = "write `gather(table, ids, d)`"
 SIZE = "the size of a dimension is its name: `batch`"
 BY_LAYOUT = "a layout splits tensors, and collectives follow from it: `layout data on line = { batch: all }`"
 CAST = "write `cast(x, f32)`, with the dtype that is wanted"
+ADD_ONE = "dimensions are matched by name: write `broadcast(x -> [dims])` to add one"
+JOIN = "write `concat(a, b, left -> both, right -> both)`"
+WATCH = "write `watch x`: each run and each step of training hands the value out"
 REORDER = "write `transpose(x -> [dims])`, with the dimensions in the wanted order"
 FUNCTIONS: Mapping[str, str] = {
     **dict.fromkeys(("matmul", "dot", "bmm", "mm", "tensordot", "inner", "outer"), EINSUM),
@@ -57,20 +61,13 @@ FUNCTIONS: Mapping[str, str] = {
     **dict.fromkeys(("permute", "swapaxes", "moveaxis", "t", "T"), REORDER),
     **dict.fromkeys(("view", "flatten", "ravel"), "write `reshape(x -> [dims])`"),
     **dict.fromkeys(
-        ("unsqueeze", "expand_dims", "squeeze", "repeat", "tile", "expand", "broadcast_to"),
-        "dimensions are matched by name: write `broadcast(x -> [dims])` to add one",
+        ("unsqueeze", "expand_dims", "squeeze", "repeat", "tile", "expand", "broadcast_to"), ADD_ONE
     ),
-    **dict.fromkeys(
-        ("cat", "concatenate", "stack", "hstack", "vstack"),
-        "write `concat(a, b, left -> both, right -> both)`",
-    ),
+    **dict.fromkeys(("cat", "concatenate", "stack", "hstack", "vstack"), JOIN),
     **dict.fromkeys(("arange", "linspace"), "write `range(d)` for the positions along a dimension"),
     **dict.fromkeys(("len", "size", "shape", "ndim", "numel"), SIZE),
     **dict.fromkeys(("psum", "all_reduce", "all_gather", "with_sharding_constraint", "shard"), BY_LAYOUT),
-    **dict.fromkeys(
-        ("print", "item", "numpy", "tolist"),
-        "write `watch x`: each run and each step of training hands the value out",
-    ),
+    **dict.fromkeys(("print", "item", "numpy", "tolist"), WATCH),
     **dict.fromkeys(("clip", "clamp"), "write `minimum(maximum(x, low), high)`"),
     **dict.fromkeys(("take", "take_along_axis", "index_select", "embedding_lookup"), GATHER),
     **dict.fromkeys(("index_add", "segment_sum", "bincount"), "write `scatter_add(updates, ids, d, [dims])`"),
@@ -80,9 +77,7 @@ FUNCTIONS: Mapping[str, str] = {
     **dict.fromkeys(("reduce_mean", "average"), "write `mean(x, over = [dims])`"),
     **dict.fromkeys(("randn", "normal", "randn_like"), f"write `random.normal([dims])`, or `{PARAM}`"),
     **dict.fromkeys(("rand", "uniform", "rand_like"), "write `random.uniform([dims])`"),
-    **dict.fromkeys(
-        ("bernoulli", "randint"), "write `random.bernoulli([dims], 0.5)`, or round `random.uniform([dims])`"
-    ),
+    **dict.fromkeys(("bernoulli", "randint"), DRAWN),
     **dict.fromkeys(("Parameter", "Variable", "get_variable"), f"write `{PARAM}`"),
     "topk": "write `values, indices = top_k(x, d -> k)`",
     "roll": "write `shift(x, d, by = 1, wrap = true)`",

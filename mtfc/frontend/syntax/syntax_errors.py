@@ -94,7 +94,10 @@ def unexpected(
 
 
 WRONG_SIGNS: Mapping[tuple[str, str], str] = {
-    ("`:`", ","): "an argument has a type, `{0}: [dims]`, and a mesh axis a size, `{0}: 2`",
+    (
+        "`:`",
+        ",",
+    ): "an argument has a type, `{0}: [dims]`, a mesh axis a size, `{0}: 2`, and a rule an axis, `{0}: axis`",
     ("`:`", ")"): "an argument has a type: `{0}: [dims]`",
     ("`{`", "->"): "a model states no types of its results: `return` has them",
     ("`)`", ","): "several values stand without parentheses: `return y, loss`",
@@ -223,6 +226,7 @@ def bad_character(token: Token, file: str) -> Diagnostic:
     elif text[0] in "\"'":
         help = NO_STRINGS
         help += "; dimensions have names: `einsum(a, b -> [dims])`" if "->" in text else ""
+        help += f"; write the name alone: `{text[1:-1]}`" if text[1:-1].isidentifier() else ""
     return Diagnostic(
         "E004", f"unexpected character{'s'[: len(text) - 1]} {shown}", token.span(file), help=help
     )
@@ -532,43 +536,21 @@ def index_help(name: str, index: Sequence[str], before: Sequence[Token]) -> str:
 
 def _meant(index: Sequence[str], dims: Sequence[str]) -> str | None:
     """Return the first dimension of which the index takes a part; `[..., 0]` counts from the end."""
-    items: list[list[str]] = [[]]
-    for text in index:
-        if text == ",":
-            items.append([])
-        else:
-            items[-1].append(text)
-    places = [place for place, item in enumerate(items) if item not in ([":"], ["..."])]
+    items = [item.strip() for item in " ".join(index).split(",")]
+    places = [place for place, item in enumerate(items) if item not in (":", "...")]
     if not dims or not places:
         return None
-    place = places[0] - len(items) if ["..."] in items else places[0]
+    place = places[0] - len(items) if "..." in items else places[0]
     return dims[place] if -len(dims) <= place < len(dims) else None
 
 
 def _dims(name: str, before: Sequence[Token]) -> list[str]:
     """Return the dimensions in the last declaration of a name: `x: [batch, io]`, or `h = einsum(x, w -> [batch, hidden])`."""
-    for at in range(len(before) - 2, -1, -1):
-        if before[at].text != name or before[at + 1].text not in (":", "="):
-            continue
-        texts = [token.text for token in before[at + 2 :]]
-        if before[at + 1].text == ":":
-            return _listed(texts)
-        if at == 0 or before[at - 1].text in ("\n", ";", "{"):
-            return _of_value(texts)
-    return []
-
-
-def _of_value(texts: Sequence[str]) -> list[str]:
-    """Return the dimensions that an expression states at its end."""
-    end = next((at for at, text in enumerate(texts) if text in ("\n", ";")), len(texts))
-    arrow = next((at for at in reversed(range(end)) if texts[at] == "->"), None)
-    return [] if arrow is None else _listed(texts[arrow + 1 :])
-
-
-def _listed(texts: Sequence[str]) -> list[str]:
-    """Return the names in the brackets at the start, which may follow a dtype."""
-    begin = 0 if texts[:1] == ["["] else 1
-    if texts[begin : begin + 1] != ["["] or "]" not in texts:
+    text, word = " ".join(token.text for token in before), re.escape(name)
+    found = re.findall(rf"(?:(?<!\S){word} (:)|(?:^|[\n;{{] ){word} =) ([^\n;]*)", text)
+    if not found:
         return []
-    inside = texts[begin + 1 : texts.index("]")]
-    return [text for text in inside if text != ","] if "..." not in inside else []
+    is_declared, rest = found[-1]
+    _, arrow, stated = rest.rpartition("-> ")
+    listed = re.match(r"(?:\w+ )?\[ ([\w ,]*) \]", rest if is_declared else arrow and stated)
+    return listed[1].split(" , ") if listed else []
