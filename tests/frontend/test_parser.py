@@ -362,6 +362,15 @@ def test_thousands_of_statements_are_parsed_in_a_moment() -> None:
     assert time.process_time() - start < 5
 
 
+@pytest.mark.parametrize(
+    "part", ["for ", "y = [ for ", "mesh m = [ , ", "scan x_t = x over ", "repeat x in a ", "y + + ", "for a b ( "]
+)
+def test_a_wrong_statement_of_many_tokens_is_recognized_in_a_moment(part: str) -> None:
+    start = time.process_time()
+    assert parsed(f"model m(x: f32[batch]) {{\n  {part * 20_000}\n}}\n")[1]
+    assert time.process_time() - start < 5
+
+
 def test_dump() -> None:
     tree = valid("dim a = 2 * b\nlayout l = { a: (rows, cols) }\n")
     assert ast_printer.to_text(tree) == (

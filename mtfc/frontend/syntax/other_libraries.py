@@ -43,6 +43,7 @@ LAYERS: Mapping[str, str] = {
 }
 """Layers and transformations, which Python calls twice: `nn.Linear(16, 10)(h)`."""
 
+PARAM = "param w: [dims] = normal(stddev = 0.02)"
 NO_PRODUCT = "there is no operator `@`"
 EINSUM = "write `einsum(a, b -> [dims])`, with the dimensions of the result"
 GATHER = "write `gather(table, ids, d)`"
@@ -77,11 +78,12 @@ FUNCTIONS: Mapping[str, str] = {
     **dict.fromkeys(("detach", "no_grad"), "write `stop_gradient(x)`"),
     "reduce_sum": "write `sum(x, over = [dims])`",
     **dict.fromkeys(("reduce_mean", "average"), "write `mean(x, over = [dims])`"),
-    **dict.fromkeys(("randn", "normal", "randn_like"), "write `random.normal([dims])`"),
+    **dict.fromkeys(("randn", "normal", "randn_like"), f"write `random.normal([dims])`, or `{PARAM}`"),
     **dict.fromkeys(("rand", "uniform", "rand_like"), "write `random.uniform([dims])`"),
     **dict.fromkeys(
         ("bernoulli", "randint"), "write `random.bernoulli([dims], 0.5)`, or round `random.uniform([dims])`"
     ),
+    **dict.fromkeys(("Parameter", "Variable", "get_variable"), f"write `{PARAM}`"),
     "topk": "write `values, indices = top_k(x, d -> k)`",
     "roll": "write `shift(x, d, by = 1, wrap = true)`",
     "zeros_init": "write `zeros()`",

@@ -39,6 +39,7 @@ LOOKALIKES = {
     "%": "`x - y * floor(x / y)`",
     "~": "`not`",
     "?": "`where(condition, x, y)`",
+    ".": "`h = relu(x)`, and then `y = sum(h)`, as a result has no methods",
 }
 
 OPERATORS = frozenset(("OPERATOR", "MINUS", "AND", "OR"))
@@ -97,13 +98,23 @@ WRONG_SIGNS: Mapping[tuple[str, str], str] = {
     ("`:`", ")"): "an argument has a type: `{0}: [dims]`",
     ("`{`", "->"): "a model states no types of its results: `return` has them",
     ("`)`", ","): "several values stand without parentheses: `return y, loss`",
-    ("`,`", ":"): "a parameter is `param {0}: [dims] = normal(stddev = 0.02)`",
+    ("`,` or `=`", ":"): "a parameter is `param {0}: [dims] = normal(stddev = 0.02)`",
+    ("`,` or `)`", ":"): "an argument by name is `{0} = ...`; rules stand in a layout: `layout l on m = {{ {0}: axis }}`",
+    ("`,` or `)`", "over"): "dimensions are an argument by name: `{0}, over = [d]`",
+    ("`,` or `)`", "along"): "a dimension is an argument: `{0}, d`",
+    ("`,` or `)`", "="): "only numbers of a `fn` have defaults: `fn f(x: [dims], rate = 0.1) -> [dims] {{ ... }}`",
+    ("`[`", "="): "a number with a default has no type: `rate = 0.1`",
+    ("a name or `[`", "("): "dimensions stand in brackets: `[batch, classes]`",
+    (TOP, "@"): "there are no decorators: delete it, as whole models are compiled",
     ("`=`", ","): "declare each name in a line of its own",
     ("a statement", "//"): "a comment begins with `#`",
     ("a statement", "/"): "a comment begins with `#`",
     (TOP, "//"): "a comment begins with `#`",
-}
+}  # fmt: skip
 """The first expected token and the one that was found -> help; `{0}` is the token before."""
+
+PREPOSITIONS = frozenset(("along", "as", "by", "for", "in", "is", "of", "on", "over", "per", "to", "with"))
+"""Words between two names that stand for no comma."""
 
 REPLACED = ("=", ":", "->", "(", "[", "{", "==", "=>")
 """Signs that are written in the place of another one."""
@@ -111,8 +122,12 @@ REPLACED = ("=", ":", "->", "(", "[", "{", "==", "=>")
 
 def _sign(previous: Token, token: Token, names: list[str]) -> str | None:
     """Return help for a wrong sign, such as a colon in the place of `=`, and for a size without `dim`."""
-    if help := WRONG_SIGNS.get((names[0], token.text)):
+    help = WRONG_SIGNS.get((_one_of(names), token.text)) or WRONG_SIGNS.get((names[0], token.text))
+    if help:
         return help.format(previous.text)
+    is_list = "`,`" in names and "`=`" not in names and token.text not in PREPOSITIONS
+    if is_list and previous.kind == token.kind == "NAME":
+        return f"write a comma: `{previous.text}, {token.text}`"
     if names[0] == TOP and token.kind == "NAME":
         return f"a size is `dim {token.text} = 4`, and a statement stands in a model: `model m(x: [batch]) {{ ... }}`"
     if names[0] == "a statement" and token.kind == "PATH":
@@ -240,6 +255,8 @@ MESSAGES: Mapping[str, str] = {
 }
 """Messages for words that the language has in other places."""
 
+COMPARISONS = {"in": "compare values with `x == y`", "is": "compare values with `x == y`; there is no `None`"}
+
 CALLS: Mapping[str, str] = {
     "backward": other_libraries.GRADIENT,
     "step": "a `train` block updates the parameters: `mtfc run FILE --train --steps 10`",
@@ -275,6 +292,55 @@ Found = tuple["Token", str, str] | None
 """The token to point at, the message, and the help."""
 
 
+REPEATED = "declare a dimension, `dim layers = {value}`, and write `repeat layers {{ ... }}`"
+LAYERS = "write `repeat {name} {{ ... }}`, where a dimension says how often, or `scan x_t = x along d {{ ... }}` for slices"
+WHOLE = "a function takes whole tensors: `y * 2` doubles each element, and `scan y_t = y along d {{ ... }}` goes over slices"
+PATTERNS = (
+    (r"(?P<at>for) (?!=)\S+ .*?(?P<value>(?<= )\d\S*)", "there is no `for`", REPEATED),
+    (r"(?P<at>for) (?!=)\S+ (?:.* )?(?P<name>(?!in$)[A-Za-z_]\w*)(?: \))?$", "there is no `for`", LAYERS),
+    (r"(?P<at>for) (?!=)\S+ ", "there is no `for`", LAYERS),
+    (r".* (?P<at>for) \S+ in ", "there is no `for` inside of an expression", WHOLE),
+    (r"repeat \S+ (?P<at>in) (?P<value>\d\S*)", "a `repeat` has no variable", REPEATED),
+    (r"repeat \S+ (?P<at>in)(?: (?:.* )?(?P<name>\S+))?$", "a `repeat` has no variable", "write `repeat {name} {{ ... }}`"),
+    (r"repeat (?P<at>\() (?P<value>\d\S*)", "expected a dimension, found `(`", REPEATED),
+    (r"repeat (?P<at>(?P<value>\d\S*))", "expected a dimension, found `{at}`", REPEATED),
+    (r"scan \S+ (?P<at>in)(?: (?P<value>\S+))?", "expected `=`, found `in`",
+     "write `scan {value}_t = {value} along d {{ ... }}`, with the dimension `d` of `{value}`"),
+    (r"scan \S+ = \S+ (?P<at>in|over|of|by) ", "expected `along`, found `{at}`", "write `along` in place of `{at}`"),
+    (r"(?P<at>import) (?!=|[\w.]+$)", "`import` takes the name of one module",
+     "write `import nn`; there are no packages, and no `as`"),
+    (r"mesh [^[]*\[ (?:[^,]*, )*?(?P<at>\d\S*)", "expected a mesh axis, found `{at}`",
+     "an axis has a name: `[rows: 2, cols: 4]`"),
+    (r"param (?P<at>[A-Za-z_]\w*)$", "parameter `{at}` has no type", "write `param {at}: [dims] = normal(stddev = 0.02)`"),
+    (r"frozen (?P<at>[A-Za-z_][\w.]*)$", 'expected a pattern such as `"*.bias"`, found `{at}`',
+     'write `frozen "{at}"`, or `frozen "{at}.*"` for the parameters of a call'),
+    (r"(?P<at>int|float|double|bool|auto|Tensor|tensor|f32|i32) (?P<name>\w+) =", "there is no `{at}` before a name",
+     "write the name alone: `{name} = ...`"),
+    (r"(?P<name>\w+) (?P<at>[-+]) (?P=at)$", "there is no `{at}{at}`", "write `{name} = {name} {at} 1`"),
+    (r"(?P<at>[-+]) (?P=at) (?P<name>\w+)$", "there is no `{at}{at}`", "write `{name} = {name} {at} 1`"),
+    (r"\w+ = (?P<at>param) ", "`param` begins a statement", f"write `{other_libraries.PARAM}`"),
+)  # fmt: skip
+"""A pattern of a statement with a space between its tokens, the message, and the help.
+
+The group `at` is the token to point at. Each pattern takes time that is linear in the text.
+"""
+
+
+def _pattern(statement: Sequence[Token], at: int) -> Found:
+    """Recognize a statement by the table of patterns."""
+    text = " ".join(token.text.replace(" ", "_") for token in statement if token.kind != "COMMENT")
+    for pattern, message, help in PATTERNS:
+        if found := re.match(pattern, text):
+            given = {name: value for name, value in found.groupdict().items() if value}
+            words = {"name": "layers", "value": "x", **given}
+            return (
+                statement[text.count(" ", 0, found.start("at"))],
+                message.format(**words),
+                help.format(**words),
+            )
+    return None
+
+
 def _word(statement: Sequence[Token], at: int) -> Found:
     """Recognize `if x > 0`, `while`, `def`, and `if` within an expression."""
     first = statement[0]
@@ -282,6 +348,8 @@ def _word(statement: Sequence[Token], at: int) -> Found:
         return _other_word(first)
     stuck = statement[min(at, len(statement) - 1)]
     before = statement[at - 1] if 0 < at <= len(statement) else stuck
+    if stuck.text in COMPARISONS and before.kind in ("NAME", "PATH", "RPAR"):
+        return stuck, f"there is no `{stuck.text}`", COMPARISONS[stuck.text]
     for token in (stuck, before):
         if token is not first and token.text in ("if", "lambda"):
             return _other_word(token)
@@ -291,44 +359,6 @@ def _word(statement: Sequence[Token], at: int) -> Found:
 def _other_word(token: Token) -> Found:
     message = MESSAGES.get(token.text, f"there is no `{token.text}`")
     return token, message, WORDS[token.text]
-
-
-def _for(statement: Sequence[Token], at: int) -> Found:
-    """Recognize `for i in 3` and `for i in range(layers)`."""
-    words = [token.text for token in statement]
-    if len(words) < 3 or words[0] != "for" or at < 1 or words[1] == "=":
-        return None
-    size = next((token.text for token in statement[2:] if token.kind == "NUMBER"), None)
-    if size is not None:
-        return statement[0], "there is no `for`", _repeated(size)
-    name = statement[-2].text if words[-1] == ")" else words[-1]
-    help = f"write `repeat {name if name.isidentifier() else 'layers'} {{ ... }}`, where a dimension says how often"
-    return (
-        statement[0],
-        "there is no `for`",
-        f"{help}, or `scan x_t = x along time {{ ... }}` for slices of `x`",
-    )
-
-
-def _repeat(statement: Sequence[Token], at: int) -> Found:
-    """Recognize `repeat 4 {`, `repeat(4) {` and `repeat i in 4 {`."""
-    texts = [token.text for token in statement]
-    if len(statement) < 2 or texts[0] != "repeat":
-        return None
-    if texts[2:3] == ["in"] and len(texts) > 3:
-        help = (
-            _repeated(texts[3]) if statement[3].kind == "NUMBER" else f"write `repeat {texts[-1]} {{ ... }}`"
-        )
-        return statement[2], "a `repeat` has no variable", help
-    if texts[1] == "(" and len(statement) > 2 and statement[2].kind == "NUMBER":
-        return statement[1], "expected a dimension, found `(`", _repeated(texts[2])
-    if statement[1].kind != "NUMBER":
-        return None
-    return statement[1], f"expected a dimension, found `{statement[1].text}`", _repeated(statement[1].text)
-
-
-def _repeated(size: str) -> str:
-    return f"declare a dimension, `dim layers = {size}`, and write `repeat layers {{ ... }}`"
 
 
 def _compound(statement: Sequence[Token], at: int) -> Found:
@@ -400,10 +430,6 @@ def _call_without_parentheses(statement: Sequence[Token], at: int) -> Found:
         or stuck.text in WORDS
     ):
         return None
-    if stuck.text == "is":
-        return stuck, "there is no `is`", "compare values with `x == y`; there is no `None`"
-    if stuck.text == "in":
-        return stuck, "there is no `in`", "compare values with `x == y`"
     if at + 1 != len(statement):
         return None
     return (
@@ -421,12 +447,6 @@ def _sizes(statement: Sequence[Token], at: int) -> Found:
         return None
     size, function = texts[at], texts[opener - 1]
     message = f"expected a dimension, found `{size}`"
-    if texts[0] == "mesh":
-        return (
-            statement[at],
-            f"expected a mesh axis, found `{size}`",
-            "an axis has a name: `[rows: 2, cols: 4]`",
-        )
     if texts[at - 1] == "=":
         name = "classes" if texts[at - 2].startswith("d_") else texts[at - 2]
         return (
@@ -442,30 +462,6 @@ def _sizes(statement: Sequence[Token], at: int) -> Found:
     return None
 
 
-def _scan(statement: Sequence[Token], at: int) -> Found:
-    """Recognize `scan t in x`."""
-    texts = [token.text for token in statement]
-    if texts[0] != "scan" or texts[2:3] != ["in"]:
-        return None
-    name = texts[3] if len(texts) > 3 else "x"
-    help = f"write `scan {name}_t = {name} along d {{ ... }}`, with the dimension `d` of `{name}`"
-    return statement[2], "expected `=`, found `in`", help
-
-
-def _frozen(statement: Sequence[Token], at: int) -> Found:
-    """Recognize `frozen head` without quotes."""
-    if (
-        len(statement) < 2
-        or at != 1
-        or statement[0].text != "frozen"
-        or statement[1].kind not in ("NAME", "PATH")
-    ):
-        return None
-    name = statement[1].text
-    help = f'write `frozen "{name}"`, or `frozen "{name}.*"` for the parameters of a call'
-    return statement[1], f'expected a pattern such as `"*.bias"`, found `{name}`', help
-
-
 def _param(statement: Sequence[Token], at: int) -> Found:
     """Recognize `param w: [io]` and `param w = normal()`, which lack the initial value or the type."""
     if len(statement) < 2 or statement[0].text != "param":
@@ -476,9 +472,6 @@ def _param(statement: Sequence[Token], at: int) -> Found:
         called = statement[3].text if len(statement) > 3 else ""
         initial = _text(statement[3:]) if called in DISTRIBUTIONS else "normal(stddev = 0.02)"
         return name, f"parameter `{name.text}` has no type", f"write `param {name.text}: [dims] = {initial}`"
-    if not after and name.kind == "NAME":
-        help = f"write `param {name.text}: [dims] = normal(stddev = 0.02)`"
-        return name, f"parameter `{name.text}` has no type", help
     whole = _text(statement)
     if after == ":" and at >= len(statement) and "=" not in [token.text for token in statement]:
         help = f"write `{whole} = normal(stddev = 0.02)`, or `zeros()`, `ones()`, `uniform(low = -0.1, high = 0.1)`"
@@ -523,20 +516,8 @@ def _is_called(texts: Sequence[str], opener: int) -> bool:
     return bool(inside) and texts[inside[-1] : inside[-1] + 2] == ["]", "("]
 
 
-def _import(statement: Sequence[Token], at: int) -> Found:
-    """Recognize `import numpy as np`."""
-    if len(statement) < 2 or statement[0].text != "import" or at < 1 or statement[1].text == "=":
-        return None
-    return (
-        statement[0],
-        "`import` takes the name of one module",
-        "write `import nn`; there are no packages, and no `as`",
-    )
-
-
 HABITS: tuple[Callable[[Sequence[Token], int], Found], ...] = (
-    _for, _repeat, _scan, _frozen, _compound, _param, _word, _import, _applied, _sizes, _index, _statement_call,
-    _call_without_parentheses,
+    _pattern, _compound, _param, _word, _applied, _sizes, _index, _statement_call, _call_without_parentheses,
 )  # fmt: skip
 
 

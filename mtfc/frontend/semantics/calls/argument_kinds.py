@@ -24,7 +24,9 @@ def tensor(expressions: Expressions, node: ast.Node) -> Operand | None:
     if isinstance(node, ast.Arrow):
         _misplaced_arrow(expressions, node)
     else:
-        _expected("a tensor", expressions, node)
+        is_list = isinstance(node, ast.DimList) and len(node.dims) > 1
+        help = "tensors are separate arguments, without brackets" if is_list else None
+        _expected("a tensor", expressions, node, help)
     return None
 
 

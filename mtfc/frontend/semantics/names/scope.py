@@ -414,6 +414,8 @@ def unknown_value(scope: Scope, node: ast.Name | ast.Path, values: Mapping[str, 
     value, help = values.get(head), other_libraries.VALUES.get(node.text)
     if attribute and isinstance(value, Value):
         help = other_libraries.attribute(attribute, value.type.names)
+    elif attribute in ("size", "length", "shape") and head in scope.dims:
+        help = f"the size of a dimension is its name: `{head}`"
     message = f"`{head}` has no `{attribute}`" if attribute and help else f"unknown value `{node.text}`"
     scope.unknown("E101", message, node, values, meant=help)
 
