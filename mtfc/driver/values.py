@@ -40,6 +40,8 @@ NAME = re.compile(r"[A-Za-z_]\w*")
 KEY = re.compile(r"(value\s+)?[A-Za-z_]\w*(\.\w+)*|\*")
 
 RULE = "a rule is a dimension and its axes, such as {'batch': 'rows'} or {'batch': ('rows', 'cols')}"
+NAMED = "`program.arguments()` shows each array's dimensions, and 'params' splits stored ones: {'params': {'hidden': 'rows'}}"
+WHOLE = "leave the entry out, as a dimension without a rule is not split"
 CODE = re.compile(r"[A-Z]\d{3}")
 ENTRY = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
 
@@ -197,7 +199,7 @@ def _rules(rules: Mapping[str, Axes | Mapping[str, Axes | int]], has_sections: b
 def _entry(key: object, value: object, has_sections: bool) -> str:
     """Return the text of an entry of a layout that is given as a mapping. has_sections: rules may stand within the entry."""
     if not isinstance(key, str) or not KEY.fullmatch(key.strip()):
-        raise UsageError(f"layout has the key {key!r}, which is no name: {RULE}")
+        raise UsageError(f"layout has the key {key!r}, which is no name: {RULE}; {NAMED}")
     if key.strip() == "allow" and has_sections and (codes := _codes(value)):
         return ", ".join(f"allow {code}" for code in codes)
     if key.strip() == "forms" and has_sections and isinstance(value, Mapping):
@@ -209,7 +211,7 @@ def _entry(key: object, value: object, has_sections: bool) -> str:
     if isinstance(value, str):
         return f"{key.strip()}: {_name(value, 'layout')}"
     if not isinstance(value, Iterable):
-        raise UsageError(f"layout splits {key!r} over {value!r}: {RULE}")
+        raise UsageError(f"layout splits {key!r} over {value!r}: {WHOLE if value is None else RULE}")
     return f"{key.strip()}: ({', '.join(_name(axis, 'layout') for axis in value)})"
 
 

@@ -41,8 +41,10 @@ def find_machine(name: str, declared: Mapping[str, Machine]) -> Machine:
     scope = Scope(Diagnostics())
     known = [*declared, *library_machines()]
     help = f"one of: {', '.join(known)}; or a file that declares one: `--target box.mtf`"
+    begun = [f"`{each}`" for each in known if each.startswith(name.casefold())]
+    meant = f"these begin so: {', '.join(begun)}" if len(begun) > 1 else None
     scope.unknown(
-        "E313", f"unknown hardware `{name}`", ast.Name(Span.of_line(OPTION, name), name), known, help
+        "E313", f"unknown hardware `{name}`", ast.Name(Span.of_line(OPTION, name), name), known, help, meant
     )
     raise CompileError(scope.diagnostics)
 

@@ -363,7 +363,8 @@ def test_thousands_of_statements_are_parsed_in_a_moment() -> None:
 
 
 @pytest.mark.parametrize(
-    "part", ["for ", "y = [ for ", "mesh m = [ , ", "scan x_t = x over ", "repeat x in a ", "y + + ", "for a b ( "]
+    "part",
+    ["for ", "y = [ for ", "mesh m = [ , ", "scan x_t = x over ", "repeat x in a ", "y + + ", "for a b ( "],
 )
 def test_a_wrong_statement_of_many_tokens_is_recognized_in_a_moment(part: str) -> None:
     start = time.process_time()

@@ -30,6 +30,10 @@ def names() -> dict[str, Any]:
     gone.delete()
     p = mtfc.from_jax(step, w, x)
     plan = p.plan({"batch": "data"}, {"data": 4})
+    from flax import linen
+
+    model = linen.Dense(4)
+    flax = {"model": model, "v": model.init(jax.random.key(0), x)}
     arrays = {"w": w, "x": x, "gone": gone, "x10": jnp.ones((10, 16)), "x12": jnp.ones((12, 16))}
     modules = {
         "jax": jax,
@@ -39,7 +43,16 @@ def names() -> dict[str, Any]:
         "functools": functools,
         "P": jax.sharding.PartitionSpec,
     }
-    return {**arrays, **modules, "f": f, "step": step, "p": p, "plan": plan, "from_jax": mtfc.from_jax}
+    return {
+        **arrays,
+        **modules,
+        **flax,
+        "f": f,
+        "step": step,
+        "p": p,
+        "plan": plan,
+        "from_jax": mtfc.from_jax,
+    }
 
 
 @pytest.mark.parametrize(("wrong", "message", "remedy", "right"), IN_PYTHON)

@@ -378,14 +378,19 @@ def imported_program(
 ) -> ImportedProgram:
     """Import a function. Raises `CompileError`, `UsageError` for wrong options, and `Unavailable` if JAX is missing."""
     import_jax()
+    if _lacks_variables(function, args):
+        raise UsageError(
+            "a Flax module takes its variables first: `variables = model.init(jax.random.key(0), x)`, and then "
+            "`from_jax(model.apply, variables, x)`"
+        )
     args, kwargs = by_place(function, args, kwargs)
     if not callable(function):
         raise UsageError(f"`from_jax` takes a function of JAX first, and found {function!r}")
     is_mapping = names is None or isinstance(names, Mapping)
     if not is_mapping or not all(isinstance(x, str) for item in (names or {}).items() for x in item):
         raise UsageError(
-            "`names` are texts by texts, such as {'ids': 'batch length'}; an argument of this name of the function's own is "
-            "given by its place"
+            "`names` are texts by texts, such as {'ids': 'batch length'}, with `_` for a dimension without a name; an argument "
+            "of this name of the function's own is given by its place"
         )
     given = () if parameters is None else parameters
     if isinstance(given, str) or not isinstance(given, Sequence) or not all(type(x) is int for x in given):
@@ -405,6 +410,16 @@ def imported_program(
             raise
         raise _in_python(error, {}) from None
     return ImportedProgram(found, found.flat.function)
+
+
+def _lacks_variables(function: Callable[..., Any], args: Sequence[Any]) -> bool:
+    """True for a Flax linen module that is not bound, and for its `apply` with another first argument than variables."""
+    module = getattr(function, "__self__", function)
+    if not hasattr(module, "init_with_output"):
+        return False
+    if module is function:
+        return getattr(module, "scope", None) is None
+    return function.__name__ == "apply" and bool(args) and not isinstance(args[0], Mapping)
 
 
 ARGS = "a tuple of example arguments, or (args, kwargs), or a function that returns them"

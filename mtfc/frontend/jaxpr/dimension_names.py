@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import attrs
 
-from mtfc.compiler.diagnostics import CompileError, failure
+from mtfc.compiler.diagnostics import CompileError, failure, nearest
 from mtfc.compiler.ir.core import Role
 from mtfc.frontend.jaxpr.expansions import scan_counts
 from mtfc.frontend.jaxpr.factors import Axis, Factor, leaves, may_unite, size_of, unite
@@ -379,7 +379,12 @@ def propose(flat: Flat, roles: Sequence[Role], names: GivenNames, function: Call
                 _want(each, ANNOTATED, own)
     for pattern in names:
         if pattern not in used:
-            raise _wrong(f"the pattern {pattern} in `names` matches no argument", function, places)
+            path = re.sub(r"[^\w*]+", "/", pattern).strip("/")
+            near = next((each for each in places if f"/{each}".endswith(f"/{path}")), None) or nearest(
+                path, places
+            )
+            message = f"the pattern {pattern} in `names` matches no argument"
+            raise _wrong(message, function, places, near)
     for var, text in zip(flat.body.arguments, places, strict=False):
         for factor in (factor for each in var.axes for factor in leaves(each)):
             given = list(dict.fromkeys(name for rank, name in factor.wanted if rank == GIVEN))
@@ -519,9 +524,12 @@ def _unite_named(
     _want(part, GIVEN, name)
 
 
-def _wrong(message: str, function: Callable[..., Any], places: Sequence[str] = ()) -> CompileError:
+def _wrong(
+    message: str, function: Callable[..., Any], places: Sequence[str] = (), near: str | None = None
+) -> CompileError:
     shown = ", ".join(places[:12]) + (", ..." if len(places) > 12 else "")
     help = f"the arguments' arrays are: {shown}" if places else None
+    help = f"did you mean `{near}`? {help}" if near else help
     return failure("E803", message, definition(function), help)
 
 
