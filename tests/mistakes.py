@@ -37,6 +37,12 @@ HEAD = "model small(x: f32[batch, io], labels: i32[batch]) {"
 W = "param w: f32[io, classes] = normal(stddev = 0.5)"
 Y = "  y = einsum(x, w -> [batch, classes])\n"
 BY = "optimizer = sgd(learning_rate = 0.1)"
+CONVOLUTION = """import conv
+dim length = 4
+dim k = 3
+dim out = 2
+dim f = 5
+model other(x: [batch, length, io]) {"""
 RIGHT = "einsum(x, w -> [batch, classes])"
 
 IN_FILES: tuple[tuple[str, str, str, str, str], ...] = (
@@ -75,6 +81,9 @@ IN_FILES: tuple[tuple[str, str, str, str, str], ...] = (
     (Y, f"{Y}  z = where(y > 0, y)\n", "E203: `where` takes 3", "where(condition, x, y)", f"{Y}  z = where(y > 0, y, 0)\n"),
     (Y, f"{Y}  z = nn.rms_norm(y, classes, batch)\n", "E204: `epsilon` of `nn.rms_norm` is a number", "epsilon = batch",
      f"{Y}  z = nn.rms_norm(y, classes, epsilon = batch)\n"),
+    (HEAD, f"{CONVOLUTION} y = conv.conv1d(x, length)\n return y }}\n{HEAD}", "E204: `stride` of `conv.conv1d` is a number",
+     "conv.conv1d[length = length, out_length = ..., k_length = ..., filters = ...](x)",
+     f"{CONVOLUTION} y = conv.conv1d[length = length, out_length = out, k_length = k, filters = f](x)\n return y }}\n{HEAD}"),
     (Y, f"{Y}  z = y^2\n", "E004: unexpected character `^`", "`**`", f"{Y}  z = y ** 2\n"),
     (Y, f"{Y}  z = y if training else 0\n", "E001: there is no `if`", "where(condition, x, y)",
      f"{Y}  z = where(training, y, 0)\n"),

@@ -421,22 +421,14 @@ def _statement_call(statement: Sequence[Token], at: int) -> Found:
 
 def _call_without_parentheses(statement: Sequence[Token], at: int) -> Found:
     """Recognize `y = relu x`."""
-    if not 2 < at < len(statement) or statement[1].text != "=":
+    if not 2 < at == len(statement) - 1 or statement[1].text != "=":
         return None
     before, stuck = statement[at - 1], statement[at]
-    if (
-        before.kind not in ("NAME", "PATH")
-        or stuck.kind not in ("NAME", "PATH", "NUMBER")
-        or stuck.text in WORDS
-    ):
+    is_call = before.kind in ("NAME", "PATH") and stuck.kind in ("NAME", "PATH", "NUMBER")
+    if not is_call or stuck.text in WORDS:
         return None
-    if at + 1 != len(statement):
-        return None
-    return (
-        stuck,
-        f"expected the end of the line, found `{stuck.text}`",
-        (f"arguments stand in parentheses: `{before.text}({stuck.text})`"),
-    )
+    message = f"expected the end of the line, found `{stuck.text}`"
+    return stuck, message, f"arguments stand in parentheses: `{before.text}({stuck.text})`"
 
 
 def _sizes(statement: Sequence[Token], at: int) -> Found:
@@ -449,11 +441,8 @@ def _sizes(statement: Sequence[Token], at: int) -> Found:
     message = f"expected a dimension, found `{size}`"
     if texts[at - 1] == "=":
         name = "classes" if texts[at - 2].startswith("d_") else texts[at - 2]
-        return (
-            statement[at],
-            message,
-            f"write `{texts[at - 2]} = {name}`, with `dim {name} = {size}` in the file",
-        )
+        help = f"write `{texts[at - 2]} = {name}`, with `dim {name} = {size}` in the file"
+        return statement[at], message, help
     if _is_called(texts, opener) and statement[opener - 1].kind in ("NAME", "PATH"):
         help = f"write `{function}[d_out = classes](...)`, with `dim classes = {size}` in the file"
         return statement[at], message, help

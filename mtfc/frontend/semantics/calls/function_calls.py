@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
+from itertools import zip_longest
 from typing import Literal
 
 import attrs
@@ -279,7 +280,7 @@ class _Call:
         if missing:
             names = " and ".join(f"`{name}`" for name in missing)
             example = ", ".join(f"{name} = ..." for name in missing)
-            message = f"no argument determines dimension {names} of `{self.name}`"
+            message = f"no argument determines dimension{'s'[: len(missing) - 1]} {names} of `{self.name}`"
             return self._error("E220", message, self.node.span, f"give it: `{self.name}[{example}](...)`")
         for name in self.decl.generics:
             scope.dims[name.text], scope.places[name.text] = bindings.dims[name.text][0], name.span
@@ -599,14 +600,18 @@ def binding_help(
     given, extra = node.arguments[: len(decl.args)], node.arguments[len(decl.args) :]
     if misplaced is not None:
         given, extra = tuple(each for each in given if each is not misplaced), (misplaced,)
-    if len(extra) > len(open_generics):
+    generics = {each.text for each in decl.generics} - set(open_generics)
+    same = [each for each in extra if isinstance(each, ast.DimName) and each.text in generics]
+    sizes = [each for each in extra if each not in same]
+    if len(sizes) > len(open_generics):
         return None
-    call, declared = _with_bindings(node, list(zip(open_generics, extra, strict=False)), given, scope)
+    pairs = [*((each.text, each) for each in same), *zip_longest(open_generics, sizes)]
+    call, declared = _with_bindings(node, pairs, given, scope)
     return f"sizes are dimensions: write {call}{', with ' + declared if declared else ''}"
 
 
 def _with_bindings(
-    node: ast.Call, pairs: Sequence[tuple[str, ast.Node]], given: Sequence[ast.Node], scope: Scope
+    node: ast.Call, pairs: Sequence[tuple[str, ast.Node | None]], given: Sequence[ast.Node], scope: Scope
 ) -> tuple[str, str]:
     """Return a call that binds generic dimensions, and the declarations of dimensions that the file lacks.
 
@@ -620,8 +625,8 @@ def _with_bindings(
     return f"`{node.function.text}[{bindings}]({arguments})`", declared
 
 
-def _as_dim(name: str, node: ast.Node, sizes: Mapping[int, str]) -> str:
-    """Return the name of the intended dimension: a dimension of this size, or a new dimension called `name`."""
+def _as_dim(name: str, node: ast.Node | None, sizes: Mapping[int, str]) -> str:
+    """Return the name of the intended dimension: one of this size, or a new one called `name`; `...` without a size."""
     if isinstance(node, ast.DimName):
         return node.text
     return sizes.get(node.value, name) if isinstance(node, ast.Int) else "..."
