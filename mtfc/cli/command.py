@@ -88,6 +88,9 @@ def add_arguments(module: Subcommand, parser: argparse.ArgumentParser) -> None:
     add_options(parser, module.OPTIONS, *records, required=required, choices=choices, **defaults)
 
 
+EXAMPLES = {"FILE": "model.mtf", "--target": "--target h100"}
+"""Arguments that are required, with an example of each."""
+
 MAY_BE_EMPTY = ("layout", "passes")
 """Options that may be empty: a layout without rules, and no passes."""
 
@@ -96,7 +99,10 @@ class _Strict(argparse.ArgumentParser):
     """A parser that reports unknown arguments and empty values in a line of its own subcommand, with the next step."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(USAGE, f"{self.prog}: error: {message}\n`{self.prog} --help` shows what there is\n")
+        required = message.partition("required: ")[2].split(", ")
+        examples = " ".join(EXAMPLES[name] for name in required if name in EXAMPLES)
+        such = f", such as `{examples}`" if examples else ""
+        self.exit(USAGE, f"{self.prog}: error: {message}{such}\n`{self.prog} --help` shows what there is\n")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Refuse a value that is none of the choices, with the nearest one as help."""
@@ -107,9 +113,8 @@ class _Strict(argparse.ArgumentParser):
             near = HABITS.get(value) or nearest(str(value), map(str, action.choices))
             known = ", ".join(map(str, action.choices))
             remedy = f"did you mean `{near}`?" if near else f"choose from {known}"
-            raise argparse.ArgumentError(
-                action if action.option_strings else None, f"{what} `{value}`: {remedy}"
-            )
+            place = action if action.option_strings else None
+            raise argparse.ArgumentError(place, f"{what} `{value}`: {remedy}")
 
     def parse_known_args(self, *arguments: Any, **named: Any) -> Any:
         """Parse arguments; refuse unknown ones, and empty texts where a value is expected."""
@@ -130,17 +135,18 @@ class _Strict(argparse.ArgumentParser):
 
         option = next((each.partition("=")[0] for each in arguments if each.startswith("-")), None)
         if option is None:
-            return f"unexpected {' '.join(arguments)}: the name of an option is missing before it, or quotes around blanks"
+            message = f"unexpected {' '.join(arguments)}: the name of an option is missing before it"
+            such = f", as in `--layout {arguments[0]}`" if "--layout" in self._option_string_actions else ""
+            return f"{message}{such}, or quotes around blanks"
+        message = f"there is no option {option}"
         if option in HABITS:
-            return f"there is no option {option}: write {HABITS[option]}"
+            return f"{message}: write {HABITS[option]}"
         pattern = rf"^  (-\w, )?{re.escape(option)}\b(?!-)"
         others = [name for name in SUBCOMMANDS if re.search(pattern, _subcommand(name).OPTIONS, re.MULTILINE)]
         if others:
-            return (
-                f"there is no option {option}: it is one of {', '.join(f'`mtfc {name}`' for name in others)}"
-            )
+            return f"{message}: it is one of {', '.join(f'`mtfc {name}`' for name in others)}"
         near = nearest(option.strip("-"), [name.strip("-") for name in self._option_string_actions])
-        return f"there is no option {option}{f': did you mean --{near}?' if near else ''}"
+        return f"{message}: did you mean --{near}?" if near else message
 
 
 class _Version(argparse.Action):

@@ -35,7 +35,7 @@ def reason_of(error: Exception) -> str:
     """Return the reason of an error, for the end of a sentence: the system's words without the path, and a similar path."""
     if not isinstance(error, OSError):
         return str(error)
-    path = error.filename if isinstance(error, FileNotFoundError) else None
+    path = error.filename if isinstance(error, FileNotFoundError | IsADirectoryError) else None
     return (error.strerror or str(error)).lower() + (similar_path(path) if isinstance(path, str) else "")
 
 
@@ -48,6 +48,9 @@ def similar_path(path: str, is_folder: bool = False) -> str:
     from mtfc.compiler.diagnostics import nearest
 
     found, rest = Path(path), list[str]()
+    if found.is_dir():
+        programs = sorted(found.glob("*.mtf"))
+        return f": did you mean {programs[0]}?" if programs else ""
     while found != found.parent and not found.parent.is_dir():
         rest.insert(0, found.name)
         found = found.parent

@@ -55,7 +55,8 @@ def part_of(machine: Machine, part: str | None, target: str) -> Hardware:
         return _uniform(machine, part, target)
     if part is not None:
         message = f"`{machine.name}` has one kind of device and nested links, and no part `{part}`"
-        raise failure("E313", message, Span.of_line(OPTION, target), "leave the part out")
+        help = "leave the part out; --devices, or the mesh, says how many devices"
+        raise failure("E313", message, Span.of_line(OPTION, target), help)
     return machine
 
 

@@ -58,7 +58,7 @@ def test_outputs_are_checked_before_work_begins(
     long = "x" * 300
     for path, reason in (
         ("missing/out", "no such directory"),
-        ("here", "is a directory"),
+        ("here", "is a directory: name a file in it"),
         ("model.mtf/out", "not a directory"),
         (long, "file name too long"),
     ):

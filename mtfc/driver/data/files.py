@@ -355,7 +355,7 @@ def _check_place(target: Path) -> None:
     """Raise `OSError` with the path if a file cannot be written there."""
     in_place = target.exists() and not target.is_file()
     if target.is_dir():
-        raise OSError(errno.EISDIR, "is a directory", str(target))
+        raise OSError(errno.EISDIR, "is a directory: name a file in it")
     if not target.parent.is_dir():
         if target.parent.exists():
             raise OSError(errno.ENOTDIR, "not a directory", str(target.parent))

@@ -8,12 +8,13 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from mtfc.compiler.diagnostics import did_you_mean
 from mtfc.driver.errors import UsageError
 
 FUNCTION = re.compile(r"([^\W\d][\w.]*):([^\W\d][\w.]*)")
@@ -58,13 +59,19 @@ def imported_value(spec: str, option: str, expected: str, kind: str = "FUNCTION"
         if module_name.endswith(".py"):
             written = f"{module_name.removesuffix('.py')}:{value_name}"
             raise UsageError(f"{name}: a module has no .py in its name; write {written}") from None
-        raise UsageError(
-            f"{name}: no module {error.name} in this directory or installed, and no file {module_name}"
-        ) from None
+        message = f"{name}: no module {error.name} in this directory or installed, and no file {module_name}"
+        raise _unknown(message, module_name, (path.stem for path in Path.cwd().glob("*.py"))) from None
     try:
         return attrgetter(value_name)(module)
     except AttributeError:
-        raise UsageError(f"{name}: the module {module_name} has no {kind.lower()} {value_name}") from None
+        message = f"{name}: the module {module_name} has no {kind.lower()} {value_name}"
+        raise _unknown(message, value_name, vars(module)) from None
+
+
+def _unknown(message: str, name: str, known: Iterable[str]) -> UsageError:
+    """Return the error for an unknown name, with the most similar known one."""
+    help = did_you_mean(name, known)
+    return UsageError(f"{message}: {help}" if help else message)
 
 
 def kind_of_value(value: Any) -> str:

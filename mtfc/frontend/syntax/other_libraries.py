@@ -4,7 +4,6 @@ from collections.abc import Collection, Mapping, Sequence
 
 DENSE = "write `nn.dense[d_out = classes](x)`, with `import nn` and `dim classes = 10`"
 EMBEDDING = "write `nn.embedding[vocab = vocab, d_model = d_model](ids)`, with `import nn`"
-NORM = "write `nn.layer_norm(x, d)`, with `import nn` and the dimension `d`"
 BATCH_NORM = "write `nn.batch_norm(x)`, with `import nn`"
 CONVOLUTION = "the module `conv` has convolutions: add `import conv`"
 ORDER = "call functions one after the other: `h = relu(x)`, and then `y = nn.dense[d_out = classes](h)`"
@@ -14,6 +13,8 @@ GRADIENT = (
     "a `train` block derives gradients: `train m { minimize loss; optimizer = sgd(learning_rate = 0.1) }`; "
     "inside of a model, `gradients(loss, [w])` has them"
 )
+
+ALONG = {"LayerNorm": "layer_norm", "RMSNorm": "rms_norm", "Softmax": "softmax", "LogSoftmax": "log_softmax"}
 
 LAYERS: Mapping[str, str] = {
     **dict.fromkeys(("Linear", "Dense", "LazyLinear"), DENSE),
@@ -25,18 +26,15 @@ LAYERS: Mapping[str, str] = {
     **dict.fromkeys(("vmap", "pmap", "vectorize"), MAPPED),
     **dict.fromkeys(("jit", "checkpoint", "remat", "compile"), COMPILED),
     **dict.fromkeys(("grad", "value_and_grad"), GRADIENT),
-    "LayerNorm": NORM,
-    "RMSNorm": NORM.replace("layer_norm", "rms_norm"),
-    "ReLU": "write `relu(x)`",
-    "Tanh": "write `tanh(x)`",
-    "Sigmoid": "write `sigmoid(x)`",
-    "GELU": "write `nn.gelu(x)`, with `import nn`",
-    "SiLU": "write `nn.silu(x)`, with `import nn`",
-    "Softplus": "write `nn.softplus(x)`, with `import nn`",
+    **{name: f"write `{name.lower()}(x)`" for name in ("ReLU", "Tanh", "Sigmoid")},
+    **{
+        name: f"write `nn.{name.lower()}(x)`, with `import nn`"
+        for name in ("GELU", "SiLU", "Softplus", "ELU")
+    },
     "LeakyReLU": "write `nn.leaky_relu(x)`, with `import nn`",
-    "ELU": "write `nn.elu(x)`, with `import nn`",
-    "Softmax": "write `nn.softmax(x, d)`, with `import nn` and the dimension `d`",
-    "LogSoftmax": "write `nn.log_softmax(x, d)`, with `import nn` and the dimension `d`",
+    **{
+        name: f"write `nn.{ours}(x, d)`, with `import nn` and a dimension `d`" for name, ours in ALONG.items()
+    },
     "Dropout": "write `nn.dropout(x, rate = 0.1)`, with `import nn`",
     "Flatten": "write `reshape(x -> [dims])`",
     "CrossEntropyLoss": "write `mean(nn.cross_entropy[vocab = classes](logits, labels))`, with `import nn`",
