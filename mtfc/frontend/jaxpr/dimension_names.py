@@ -126,6 +126,8 @@ class RoleFinder:
         for f, source in self.inputs.items():
             if f in summed and len(source.axes) > 1 and f in leaves(source.axes[-1]):
                 self.see("features", (f,), source)
+                is_sequence = len(source.axes) == 3 and source.var not in self.scanned
+                self.see("length", leaves(source.axes[1]) if is_sequence else (), source)
         of_images = {f for use in self.weights if not use.is_dot for f in (*use.kept, *use.summed)}
         for f in of_weights:
             if f not in of_images and (f in made if f in summed else self.others.get(f) in summed):
