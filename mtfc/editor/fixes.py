@@ -179,15 +179,18 @@ class _Candidates:
         for place in (*self.places, *self._around(code)):
             if self._fits(code, place):
                 yield f"Write `{code}`", (place, code)
-        call = CALL.fullmatch(code)
-        for place in self.places if call else ():
-            text = self.buffer.span_text(place)
-            for match in re.finditer(rf"(?<![\w.]){re.escape(call[1])}(?![\w.])", text) if call else ():
-                yield f"Write `{code}`", (self._within(place, match.start(), match.end()), code)
+        if call := CALL.fullmatch(code):
+            yield from self._instead_of(call[1], code)
         if code.endswith(" = ..."):
             yield from self._left_side(code.removesuffix(" = ..."))
         elif "= " in code:
             yield from self._setting(code)
+
+    def _instead_of(self, name: str, code: str) -> Iterator[tuple[str, Change]]:
+        """Yield a code in the place of each name in the texts."""
+        for place in self.places:
+            for match in re.finditer(rf"(?<![\w.]){re.escape(name)}(?![\w.])", self.buffer.span_text(place)):
+                yield f"Write `{code}`", (self._within(place, match.start(), match.end()), code)
 
     def _meant(self, help: str) -> Iterator[Fix]:
         """Yield the fixes that write the name which is meant for a word like it on the same line."""
@@ -307,7 +310,7 @@ class _Candidates:
         words = re.findall(r"[\w-]+", self.diagnostic.message)
         named = (DTYPES.get(word, word) for word in words)
         dtypes = dict.fromkeys((*(word for word in named if word in WRITTEN_BYTES), "f32"))
-        for place in self.places[:1]:
+        for place in self.places:
             for dtype in dtypes:
                 code = f"cast({self.buffer.span_text(place)}, {dtype})"
                 yield Fix(f"Write `{code}`", ((place, code),))
@@ -316,7 +319,7 @@ class _Candidates:
         ):
             for dtype in dtypes:
                 if dtype != own:
-                    yield from (Fix(t, (c,)) for t, c in self._uses(f"cast({name}, {dtype})"))
+                    yield from (Fix(t, (c,)) for t, c in self._instead_of(name, f"cast({name}, {dtype})"))
 
     def _resized(self, codes: Iterable[str]) -> Iterator[Fix]:
         """Yield the fix that gives a declared dimension the size that help gives it."""

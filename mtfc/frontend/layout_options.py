@@ -11,6 +11,7 @@ from mtfc.compiler.diagnostics import CompileError, Label, Span, failure
 from mtfc.compiler.ir.types import Mesh
 from mtfc.frontend.layouts.declared_layouts import DeclaredLayout, resolve
 from mtfc.frontend.semantics.names.constants import mesh as declared_mesh
+from mtfc.frontend.semantics.names.scope import listing
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.ast import walk
 from mtfc.frontend.syntax.parser import parse_option
@@ -33,7 +34,7 @@ MULTI_MESH = (
     " take it, without --mesh"
 )
 
-RULES = "no layout has a name here; write rules: those of FSDP are `batch: data; params: { *: data }; optimizer: { *: data }`"
+RULES = "write rules: those of FSDP are `batch: data; params: { *: data }; optimizer: { *: data }`"
 
 SEVERAL_MESHES = "a layout of several meshes, and this takes a layout of one"
 
@@ -94,7 +95,8 @@ def parse_layout(
                 raise failure("E311", f"`{other.name}` is {kind}", name.span, help, place)
         groups = (module.layouts, module.multi_mesh, module.placements)
         known = [each.name for group in groups for each in group]
-        scope.unknown("E311", f"unknown layout `{name.text}`", name, known, None if known else RULES)
+        help = f"{listing(known) or 'no layout has a name here'}; or {RULES}"
+        scope.unknown("E311", f"unknown layout `{name.text}`", name, known, help)
         raise CompileError(scope.diagnostics)
     decl = parse_option(f"layout {GIVEN} = ", text, "{}", source, ast.LayoutDecl, scope.diagnostics)
     for part in decl.parts:

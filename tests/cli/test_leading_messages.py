@@ -112,6 +112,24 @@ def test_all_mistakes_are_shown_and_can_be_fixed() -> None:
     assert text == MODEL
 
 
+def test_a_fix_of_dtypes_keeps_both_operands() -> None:
+    means = "means = mean(y, over = [classes])\n  same = argmax(y, over = classes) == means\n  return y,"
+    text = CORRECT.replace("return y,", means)
+    (found,) = check(text, "model.mtf").errors
+    buffer = TextBuffer("model.mtf", "model.mtf", text)
+    proposed = fixes(found, buffer, lambda text: [*check(text, "model.mtf")])
+    lines = [
+        line.strip()
+        for fix in proposed
+        for line in applied(buffer, fix.changes).split("\n")
+        if "same" in line
+    ]
+    assert lines == [
+        "same = cast(argmax(y, over = classes), f32) == means",
+        "same = argmax(y, over = classes) == cast(means, i32)",
+    ]
+
+
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make a folder with a model, parameters and data the current one."""

@@ -109,6 +109,18 @@ def test_a_loop_of_steps_is_no_batch() -> None:
     assert axes(mtfc.from_jax(steps, array(4, 3), array(5, 8, 4)))["xs"] == "steps, batch, features"
 
 
+def test_dense_experts_read_sequences() -> None:
+    def mixture(p: Any, x: Any) -> Any:
+        gates = jax.nn.softmax(x @ p["router"])
+        hidden = jax.nn.relu(jnp.einsum("bld,edf->blef", x, p["up"]))
+        return jnp.einsum("blef,efd,ble->bld", hidden, p["down"], gates)
+
+    params = {"router": array(16, 4), "up": array(4, 16, 64), "down": array(4, 64, 16)}
+    found = axes(mtfc.from_jax(mixture, params, array(3, 10, 16)))
+    assert found["x"] == "batch, length, features"
+    assert found["p/up"] == "experts, features, hidden"
+
+
 def attention(p: Any, x: Any, y: Any) -> Any:
     q, k, v = (jnp.einsum("ble,ehd->blhd", each, p[name]) for name, each in (("q", x), ("k", y), ("v", y)))
     weights = jax.nn.softmax(jnp.einsum("blhd,bmhd->bhlm", q, k))
