@@ -40,6 +40,7 @@ from tests.harness import (
     reference,
     simulate,
 )
+from tests.sampling import some
 
 MESH = "mesh grid = [stages: 2, data: 2, cols: 2]"
 
@@ -152,7 +153,7 @@ def test_every_feature_of_loops_is_exact() -> None:
     assert all_are_exact(load(FEATURES))
 
 
-@pytest.mark.parametrize("chunks", ["", ", layers: 2"])
+@pytest.mark.parametrize("chunks", some(["", ", layers: 2"], 1))
 def test_pipelines_in_micro_batches_of_a_step_are_exact(chunks: str) -> None:
     source = FEATURES.replace("  watch share\n", "").replace("batch: 2 }", f"batch: 4{chunks} }}", 1)
     module = load(source.replace("minimize loss", "minimize loss; accumulate = 2; clip = 1.0"))
@@ -170,7 +171,8 @@ def from_the_last_layer(function: Function) -> Function:
 
 
 def test_every_feature_of_loops_is_exact_with_chunks() -> None:
-    assert all_are_exact(load(INTERLEAVED))
+    module = load(INTERLEAVED)
+    assert all_are_exact(attrs.evolve(module, layouts=tuple(some(module.layouts, 2))))
 
 
 def test_an_interleaved_pipeline_from_the_last_layer_is_exact() -> None:
@@ -386,7 +388,6 @@ train net {
 """The gradient of `own` is the mean of `weight` over the batch, by `d`; no term of it needs rounding."""
 
 
-@pytest.mark.parametrize("batch", [8, 64, 512])
 @pytest.mark.parametrize(
     "change",
     [
@@ -400,8 +401,9 @@ train net {
     ],
     ids=["plain", "interleaved", "checkpoint", "reduce", "f16", "accumulate", "stored in 16 bits"],
 )
-def test_micro_batches_are_added_in_32_bits(change: tuple[str, str], batch: int) -> None:
+def test_micro_batches_are_added_in_32_bits(change: tuple[str, str]) -> None:
     """In 16 bits a sum of 512 terms stops to grow. One rounding of the whole sum is allowed where it is stored in 16 bits."""
+    batch = 512
     head, tail = SUMS.split("pipeline ")
     source = f"{head}pipeline {tail.replace(*change, 1)}"
     program = lowered(source.replace("batch = 8", f"batch = {batch}").replace("batch: 8", f"batch: {batch}"))
@@ -465,7 +467,7 @@ def of_sizes(source: str, **sizes: int) -> str:
     return source
 
 
-@pytest.mark.parametrize("number", [4, 8, 32])
+@pytest.mark.parametrize("number", [4, 32])
 @pytest.mark.parametrize("chunks", [1, 2, 4])
 def test_the_bubble_takes_as_long_as_its_formula_says(chunks: int, number: int) -> None:
     """Stages are idle for (stages - 1) / (micro-batches * chunks) of the time without a bubble, and at most 5 % of this more."""

@@ -26,8 +26,9 @@ from mtfc.driver.verification.step_check import DeclaredStep, checked_step, decl
 from mtfc.driver.verification.verify import verify
 from tests.generators.train_blocks import HYPERS, LAYOUTS, RANGES, train_entries, train_source
 from tests.harness import FILE, STEP, call, jax_module, lowered, numpy_module
+from tests.sampling import EVERY_CASE
 
-DRAWS = int(os.environ.get("EVERY_TRAIN_BLOCK", "12"))
+DRAWS = int(os.environ.get("EVERY_TRAIN_BLOCK", "12" if EVERY_CASE else "6"))
 """The number of random `train` blocks."""
 
 OPTAX: dict[str, Any] = {
