@@ -111,8 +111,9 @@ class _Strict(argparse.ArgumentParser):
 
             what = "there is no command" if action.dest == "command" else "there is no value"
             near = HABITS.get(value) or nearest(str(value), map(str, action.choices))
-            known = ", ".join(map(str, action.choices))
-            remedy = f"did you mean `{near}`?" if near else f"choose from {known}"
+            remedy = (
+                f"did you mean `{near}`?" if near else f"choose from {', '.join(map(str, action.choices))}"
+            )
             place = action if action.option_strings else None
             raise argparse.ArgumentError(place, f"{what} `{value}`: {remedy}")
 

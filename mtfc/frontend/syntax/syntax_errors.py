@@ -107,9 +107,7 @@ WRONG_SIGNS: Mapping[tuple[str, str], str] = {
     ("a name or `[`", "("): "dimensions stand in brackets: `[batch, classes]`",
     (TOP, "@"): "there are no decorators: delete it, as whole models are compiled",
     ("`=`", ","): "declare each name in a line of its own",
-    ("a statement", "//"): "a comment begins with `#`",
-    ("a statement", "/"): "a comment begins with `#`",
-    (TOP, "//"): "a comment begins with `#`",
+    **dict.fromkeys((("a statement", "//"), ("a statement", "/"), (TOP, "//")), "a comment begins with `#`"),
 }  # fmt: skip
 """The first expected token and the one that was found -> help; `{0}` is the token before."""
 
@@ -297,8 +295,7 @@ LAYERS = "write `repeat {name} {{ ... }}`, where a dimension says how often, or 
 WHOLE = "a function takes whole tensors: `y * 2` doubles each element, and `scan y_t = y along d {{ ... }}` goes over slices"
 PATTERNS = (
     (r"(?P<at>for) (?!=)\S+ .*?(?P<value>(?<= )\d\S*)", "there is no `for`", REPEATED),
-    (r"(?P<at>for) (?!=)\S+ (?:.* )?(?P<name>(?!in$)[A-Za-z_]\w*)(?: \))?$", "there is no `for`", LAYERS),
-    (r"(?P<at>for) (?!=)\S+ ", "there is no `for`", LAYERS),
+    (r"(?P<at>for) (?!=)\S+ (?:(?:.* )?(?P<name>(?!in$)[A-Za-z_]\w*)(?: \))?$)?", "there is no `for`", LAYERS),
     (r".* (?P<at>for) \S+ in ", "there is no `for` inside of an expression", WHOLE),
     (r"repeat \S+ (?P<at>in) (?P<value>\d\S*)", "a `repeat` has no variable", REPEATED),
     (r"repeat \S+ (?P<at>in)(?: (?:.* )?(?P<name>\S+))?$", "a `repeat` has no variable", "write `repeat {name} {{ ... }}`"),
