@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from mtfc.compiler.cost.hardware import DeviceGraph, Hardware, Machine
-from mtfc.compiler.diagnostics import CompileError, Diagnostics, Span, failure
+from mtfc.compiler.diagnostics import CompileError, Diagnostics, Span, did_you_mean, failure
 from mtfc.frontend.elaborate import elaborate
 from mtfc.frontend.semantics.names.scope import Scope
 from mtfc.frontend.semantics.names.standard_library import HARDWARE, SHOWN, library_machines
@@ -38,14 +38,11 @@ def find_machine(name: str, declared: Mapping[str, Machine]) -> Machine:
         return declared[name]
     if name in library_machines():
         return machine_in_file((HARDWARE / f"{name}.mtf").read_text("utf-8"), f"{SHOWN}hardware/{name}.mtf")
-    scope = Scope(Diagnostics())
     known = [*declared, *library_machines()]
-    help = f"one of: {', '.join(known)}; or a file that declares one: `--target box.mtf`"
+    every = f"one of: {', '.join(known)}; or a file that declares one: `--target box.mtf`"
     begun = [f"`{each}`" for each in known if each.startswith(name.casefold())]
-    meant = f"these begin so: {', '.join(begun)}" if len(begun) > 1 else None
-    found = ast.Name(Span.of_line(OPTION, name), name)
-    scope.unknown("E313", f"unknown hardware `{name}`", found, known, help, meant)
-    raise CompileError(scope.diagnostics)
+    help = f"these begin so: {', '.join(begun)}" if len(begun) > 1 else did_you_mean(name, known, every)
+    raise failure("E313", f"unknown hardware `{name}`", Span.of_line(OPTION, name), help)
 
 
 def part_of(machine: Machine, part: str | None, target: str) -> Hardware:

@@ -1,8 +1,10 @@
 """Temporary arrays of `plan.step`: no more than those of `jax.jit` with the same shardings and donation."""
 
 import re
+from typing import Any
 
 import jax
+import optax
 import pytest
 
 import mtfc
@@ -29,3 +31,20 @@ def test_dots_sum_in_the_order_of_storage() -> None:
     text = program.plan({}, {"one": 1}).jax()
     (summed,) = re.findall(r'einsum\("(\w\w)\w,\1\w->\w\w"', text)
     assert summed == "".join(sorted(summed))
+
+
+def test_text_of_a_step_of_optax_needs_no_mtfc() -> None:
+    """`is_finite` of the cross-entropy is a function of `lax`, and Adam's power of its count one of floats."""
+    optimizer = optax.adam(0.1)
+
+    def step(w: Any, state: Any, x: Any, labels: Any) -> Any:
+        def loss(w: Any) -> Any:
+            return optax.softmax_cross_entropy_with_integer_labels(x @ w, labels).mean()
+
+        updates, state = optimizer.update(jax.grad(loss)(w), state)
+        return optax.apply_updates(w, updates), state
+
+    w, x = jax.numpy.ones((4, 3)), jax.numpy.ones((8, 4))
+    program = mtfc.from_jax(step, w, optimizer.init(w), x, jax.numpy.zeros(8, "int32"))
+    text = program.plan({"batch": "data"}, {"data": 2}).jax()
+    assert "lax.is_finite(" in text and "jnp.power(" in text and "mtfc" not in text

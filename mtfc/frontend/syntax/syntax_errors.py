@@ -102,28 +102,17 @@ WRONG_SIGNS: Mapping[tuple[str, str], str] = {
     ("`{`", "->"): "a model states no types of its results: `return` has them",
     ("`)`", ","): "several values stand without parentheses: `return y, loss`",
     ("`,` or `=`", ":"): "a parameter is `param {0}: [dims] = normal(stddev = 0.02)`",
-    (
-        "`,` or `)`",
-        ":",
-    ): "an argument by name is `{0} = ...`; rules stand in a layout: `layout data on line = {{ ... }}`",
+    ("`,` or `)`", ":"): "an argument by name is `{0} = ...`; rules stand in a layout: `layout data on line = {{ ... }}`",
     ("`,` or `)`", "over"): "dimensions are an argument by name: `{0}, over = [d]`",
     ("`,` or `)`", "along"): "a dimension is an argument: `{0}, d`",
-    (
-        "`,` or `)`",
-        "=",
-    ): "only numbers of a `fn` have defaults: `fn f(x: [dims], rate = 0.1) -> [dims] {{ ... }}`",
+    ("`,` or `)`", "="): "only numbers of a `fn` have defaults: `fn f(x: [dims], rate = 0.1) -> [dims] {{ ... }}`",
     ("`[`", "="): "a number with a default has no type: `rate = 0.1`",
     ("a name or `[`", "("): "dimensions stand in brackets: `[batch, classes]`",
-    (
-        "a name, `...` or `]`",
-        "(",
-    ): "declare the joined dimension in the file, `dim both = batch * classes`, and write `[both]`",
+    ("a name, `...` or `]`", "("): "declare the joined dimension in the file, `dim both = batch * classes`, and write `[both]`",
     (TOP, "@"): "there are no decorators: delete it, as whole models are compiled",
     ("`=`", ","): "declare each name in a line of its own",
-    ("a statement", "//"): "a comment begins with `#`",
-    ("a statement", "/"): "a comment begins with `#`",
-    (TOP, "//"): "a comment begins with `#`",
-}
+    **dict.fromkeys((("a statement", "//"), ("a statement", "/"), (TOP, "//")), "a comment begins with `#`"),
+}  # fmt: skip
 """The first expected token and the one that was found -> help; `{0}` is the token before."""
 
 REPLACED = ("=", ":", "->", "(", "[", "{", "==", "=>")
@@ -309,8 +298,7 @@ LAYERS = (
 WHOLE = "a function takes whole tensors: `y * 2` doubles each element, and `scan y_t = y along d {{ ... }}` goes over slices"
 PATTERNS = (
     (r"(?P<at>for) (?!=)\S+ .*?(?P<value>(?<= )\d\S*)", "there is no `for`", REPEATED),
-    (r"(?P<at>for) (?!=)\S+ (?:.* )?(?P<name>[A-Za-z_]\w*)(?: \))?$", "there is no `for`", LAYERS),
-    (r"(?P<at>for) (?!=)\S+ ", "there is no `for`", LAYERS),
+    (r"(?P<at>for) (?!=)\S+ (?:(?:.* )?(?P<name>(?!in$)[A-Za-z_]\w*)(?: \))?$)?", "there is no `for`", LAYERS),
     (r".* (?P<at>for) \S+ in ", "there is no `for` inside of an expression", WHOLE),
     (r"repeat \S+ (?P<at>in) (?P<value>\d\S*)", "a `repeat` has no variable", REPEATED),
     (r"repeat \S+ (?P<at>in) (?:.* )?(?P<name>\S+)$", "a `repeat` has no variable", "write `repeat {name} {{ ... }}`"),

@@ -221,6 +221,19 @@ def _text(code: Code) -> str:
     return call if len(eqn.results) > 1 else f"{call}[0]"
 
 
+PLAIN = frozenset(
+    ("atan2", "ceil", "clz", "erf_inv", "erfc", "is_finite", "nextafter", "population_count", "rem")
+)
+"""Primitives without parameters, which functions of `jax.lax` with their names apply."""
+
+
+def _jax_text(code: Code) -> str:
+    """Return the function of `jax.lax` that a primitive is, so that the text runs without mtfc; else the call."""
+    eqn, primitive = code.eqn, FUNCTION.of(code.eqn.attrs).rpartition("_")[0]
+    is_whole = {*map(len, _places(eqn))} == {len(MAPPED.of(eqn.attrs))} and not any(_ranks(eqn))
+    return f"lax.{primitive}({', '.join(code.args)})" if primitive in PLAIN and is_whole else _text(code)
+
+
 CALL = OpDef(
     name="call",
     arity=(0, None),
@@ -232,7 +245,7 @@ CALL = OpDef(
     storage="kernel",
     evaluate=_evaluate,
     numpy=_numpy_text,
-    jax=_text,
+    jax=_jax_text,
     doc="A function of JAX, for each element along the mapped dimensions.",
 )
 

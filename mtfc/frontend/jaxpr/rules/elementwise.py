@@ -131,13 +131,17 @@ def _clamp(emitter: JaxprEmitter, step: AppliedPrimitive, values: Sequence[Value
     return emitter.elementwise("minimum", emitter.elementwise("maximum", x, low), high)
 
 
-def _multiplied(emitter: JaxprEmitter, step: AppliedPrimitive, values: Sequence[Value]) -> Value:
-    x, y = (emitter.build.cast(value, step.results[0].dtype) for value in values)
-    return emitter.elementwise("mul", x, y)
+def _in_one_dtype(name: str) -> Emit:
+    """Apply an op to operands in the dtype of the result: JAX takes a power of integers as one of floats, too."""
+
+    def make(emitter: JaxprEmitter, step: AppliedPrimitive, values: Sequence[Value]) -> Value:
+        return emitter.elementwise(name, *(emitter.build.cast(x, step.results[0].dtype) for x in values))
+
+    return make
 
 
 SAME_NAMES = ("neg", "exp", "log", "tanh", "sqrt", "rsqrt", "square", "abs", "sign", "erf", "sin", "cos", "floor", "add", "sub",
-              "div", "pow", "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not")  # fmt: skip
+              "div", "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not")  # fmt: skip
 OF_OPS = {name: name for name in SAME_NAMES}
 OF_OPS |= {"logistic": "sigmoid", "add_any": "add", "max": "maximum", "min": "minimum"}
 """Elementwise primitive -> the op that it is."""
@@ -175,7 +179,8 @@ RULES: dict[str, PrimitiveRule] = {
         name: rule(lambda emitter, step, values: values[0], frozenset(DTYPES.values()), moves=True)
         for name in SAME
     },
-    "mul": rule(_multiplied, NUMBERS),
+    "mul": rule(_in_one_dtype("mul"), NUMBERS),
+    "pow": rule(_in_one_dtype("pow"), FLOATS),
     "integer_pow": rule(_power, FLOATS),
     "one_minus_square": rule(_one_minus_square, FLOATS),
     "select_n": rule(_choice, _is_plain_choice),
