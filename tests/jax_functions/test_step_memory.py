@@ -1,8 +1,10 @@
 """Temporary arrays of `plan.step`: no more than those of `jax.jit` with the same shardings and donation."""
 
 import re
+from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
 import mtfc
@@ -29,3 +31,21 @@ def test_dots_sum_in_the_order_of_storage() -> None:
     text = program.plan({}, {"one": 1}).jax()
     (summed,) = re.findall(r'einsum\("(\w\w)\w,\1\w->\w\w"', text)
     assert summed == "".join(sorted(summed))
+
+
+def gradient_of_strided_convolution(x: Any, w: Any) -> Any:
+    dims = ("NHWC", "HWIO", "NHWC")
+
+    def loss(x: Any) -> Any:
+        return jax.numpy.sin(jax.lax.conv_general_dilated(x, w, (2, 3), "SAME", dimension_numbers=dims)).sum()
+
+    return jax.grad(loss)(x)
+
+
+def test_gradients_of_strided_convolutions_store_no_windows() -> None:
+    x, w = jax.numpy.ones((2, 7, 8, 3)), jax.random.normal(jax.random.key(0), (3, 2, 3, 4))
+    plan = mtfc.from_jax(gradient_of_strided_convolution, x, w).plan({}, {"one": 1})
+    text = plan.jax()
+    assert "lhs_dilation=(2, 3)" in text
+    assert " window(" not in text and "lax.pad(" not in text
+    np.testing.assert_allclose(plan.step(x, w), gradient_of_strided_convolution(x, w), rtol=1e-5, atol=1e-6)
