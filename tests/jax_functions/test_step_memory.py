@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 import pytest
 
@@ -48,3 +49,21 @@ def test_text_of_a_step_of_optax_needs_no_mtfc() -> None:
     program = mtfc.from_jax(step, w, optimizer.init(w), x, jax.numpy.zeros(8, "int32"))
     text = program.plan({"batch": "data"}, {"data": 2}).jax()
     assert "lax.is_finite(" in text and "jnp.power(" in text and "mtfc" not in text
+
+
+def gradient_of_strided_convolution(x: Any, w: Any) -> Any:
+    dims = ("NHWC", "HWIO", "NHWC")
+
+    def loss(x: Any) -> Any:
+        return jax.numpy.sin(jax.lax.conv_general_dilated(x, w, (2, 3), "SAME", dimension_numbers=dims)).sum()
+
+    return jax.grad(loss)(x)
+
+
+def test_gradients_of_strided_convolutions_store_no_windows() -> None:
+    x, w = jax.numpy.ones((2, 7, 8, 3)), jax.random.normal(jax.random.key(0), (3, 2, 3, 4))
+    plan = mtfc.from_jax(gradient_of_strided_convolution, x, w).plan({}, {"one": 1})
+    text = plan.jax()
+    assert "lhs_dilation=(2, 3)" in text
+    assert " window(" not in text and "lax.pad(" not in text
+    np.testing.assert_allclose(plan.step(x, w), gradient_of_strided_convolution(x, w), rtol=1e-5, atol=1e-6)

@@ -26,7 +26,8 @@ from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import map_regions
 from mtfc.compiler.ir.opdef import Code, Trait
 from mtfc.compiler.ir.ops import OPS, has_trait
-from mtfc.compiler.ir.ops.creation import literal
+from mtfc.compiler.ir.ops.creation import VALUE, literal
+from mtfc.compiler.ir.ops.positions import BEFORE, SOURCE, STRIDE, TARGET
 from mtfc.compiler.ir.ops.reductions import over
 from mtfc.compiler.ir.ops.structure import reshape_groups
 from mtfc.compiler.ir.ops.windows import Geometry, geometry
@@ -246,6 +247,7 @@ class SlidingDim:
     kernel: str | None
     geometry: Geometry
     value: object = 0.0
+    spread: int = 1
 
 
 @attrs.frozen
@@ -316,6 +318,18 @@ class FusionContext:
         return WindowTensor(
             inner.value, {new[a]: b for a, b in inner.names.items() if a in new}, _called(inner, new)
         )
+
+    def unpadded(self, found: WindowTensor) -> WindowTensor:
+        """Return windows of an array with zeros around or between its elements as windows of the array without them."""
+        for w in found.windows if self.has_trait(found.value, "pad") else ():
+            eqn = self.defined[found.value]
+            given, source = eqn.attrs, SOURCE.of(eqn.attrs)
+            if VALUE.of(given) == 0 and w.spread == 1 and w.source == TARGET.of(given).name:
+                g = attrs.evolve(w.geometry, source=source, before=w.geometry.before + BEFORE.of(given))
+                new = attrs.evolve(w, source=source.name, geometry=g, spread=STRIDE.of(given))
+                windows = tuple(new if each is w else each for each in found.windows)
+                return self.unpadded(WindowTensor(eqn.operands[0], found.names, windows))
+        return found
 
     def folded(self, value: Value) -> WindowTensor | None:
         """Return the windows that the value adds up; None if the value is no such sum."""
@@ -413,7 +427,7 @@ def _convolved(c: FusionContext, eqn: Equation) -> Fused | None:
     if len(eqn.operands) != 2:
         return None
     for windows, filter in (eqn.operands, eqn.operands[::-1]):
-        found = c.base(windows)
+        found = c.unpadded(c.base(windows))
         spatial = [axis for w in found.windows if (axis := _correlated(w, filter, eqn.result))]
         if not spatial or len(spatial) < len(found.windows) or not found.covers(windows.type.names):
             continue
@@ -436,11 +450,10 @@ def _correlated(w: SlidingDim, filter: Value, result: Value) -> Spatial | None:
     out, kernel = (w.out, g.out.size, g.stride), (w.kernel, g.kernel.size, g.dilation)
     for (stays, count, stride), (goes, size, dilation) in ((out, kernel), (kernel, out)):
         if _is_in(stays, result, filter) and _is_in(goes, filter, result):
-            reach = stride * (count - 1) + dilation * (size - 1) + 1
-            padding = (g.before, reach - g.before - g.source.size)
-            return (w.source, goes, stays), ConvAxis(
-                stride=stride, dilation=dilation, spread=1, padding=padding
-            )
+            reach = stride * (count - 1) + dilation * (size - 1)
+            padding = (g.before, reach - g.before - w.spread * (g.source.size - 1))
+            axis = ConvAxis(stride=stride, dilation=dilation, spread=w.spread, padding=padding)
+            return (w.source, goes, stays), axis
     return None
 
 
@@ -566,7 +579,9 @@ PATTERNS: Mapping[Trait, Callable[[FusionContext, Equation], Fused | None]] = {
 }
 """Trait of an equation's op -> the pattern that may fit it."""
 
-MADE_FOR_OTHERS: tuple[Trait, ...] = ("window", "fold", "dot", "reshape", "transpose", "mask", "is_argmax")
+MADE_FOR_OTHERS: tuple[Trait, ...] = (
+    "window", "fold", "pad", "dot", "reshape", "transpose", "mask", "is_argmax",
+)  # fmt: skip
 """The ops that patterns look through, by trait. They are removed if nothing uses their results any more."""
 
 

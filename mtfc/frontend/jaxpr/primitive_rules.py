@@ -27,8 +27,8 @@ from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Body, Number, Operand, Va
 
 Axes = tuple[Axis, ...]
 
-REORDERING = ("transpose", "reshape", "squeeze")
-"""Primitives that make no equation where the axes keep their factors."""
+MIXING = ("gather", "concatenate", "scatter-add")
+"""Primitives whose equations put dimensions in an order of their own; later equations keep the order of the function."""
 
 
 @attrs.frozen
@@ -159,7 +159,6 @@ class JaxprEmitter:
     """Makes the equations of a body. dims: factor -> dimension, shared by all bodies.
 
     calls: name of the function of an opaque call -> its steps.
-    orders: array -> the axes of what the first step that only moves its elements makes of it.
     is_backward: True for the body of a loop of the backward pass, whose own steps do not say so.
     """
 
@@ -169,7 +168,6 @@ class JaxprEmitter:
     known: dict[Var, Value] = attrs.field(factory=dict)
     renames: list[Rename] = attrs.field(factory=list)
     calls: dict[str, tuple[AppliedPrimitive, ...]] = attrs.field(factory=dict)
-    orders: dict[Operand, Axes] = attrs.field(factory=dict)
     is_backward: bool = False
     _renamed: dict[tuple[Value, Any], Value] = attrs.field(factory=dict)
 
@@ -179,9 +177,6 @@ class JaxprEmitter:
 
     def run(self, steps: Sequence[AppliedPrimitive]) -> None:
         """Make the equations of steps."""
-        for step in reversed(steps):
-            if step.primitive in REORDERING:
-                self.orders[step.operands[0]] = self.orders.get(step.results[0], step.results[0].axes)
         for step in steps:
             self.build.span = step.span
             self.build.stage = "backward" if self.is_backward else step.stage
@@ -189,14 +184,13 @@ class JaxprEmitter:
                 found = self.linker.rule(step).emit(self, self._at_use(step))
                 self.dims.keep(dim for value in found for dim in value.type.dims)
             for var, value in zip(step.results, found, strict=True):
-                self.known[var] = value
+                own = self.dims_in_order(var, value) if step.primitive in MIXING else value.type.dims
+                self.known[var] = self.build.ordered(value, own)
 
-    def in_order(self, var: Var) -> tuple[Factor, ...]:
-        """Return the factors of an array in the order in which the function transposes it: then the result is stored so."""
-        own, moved = (
-            leaves(f for each in axes for f in each) for axes in (var.axes, self.orders.get(var, ()))
-        )
-        return tuple(dict.fromkeys((*(f for f in moved if f in own), *own)))
+    def dims_in_order(self, var: Var, *values: Value) -> tuple[Dim, ...]:
+        """Return the dimensions of an array in the order of its axes, without those that all given values lack."""
+        known = {dim for value in values for dim in value.type.dims}
+        return tuple(dim for dim in self.dims.of_axes(var.axes) if dim in known)
 
     # Operands
 

@@ -117,17 +117,23 @@ class ReshapeGroup:
     targets: tuple[Dim, ...]
 
 
+def same_elements(before: Sequence[int], after: Sequence[int]) -> list[tuple[range, range]]:
+    """Return the finest groups of adjacent axes that hold the same elements, by their numbers before and after a reshape."""
+    groups, i, j = [], 0, 0
+    while i < len(before) or j < len(after):
+        first, second = i, j
+        i, j = min(i + 1, len(before)), min(j + 1, len(after))
+        while (a := prod(before[first:i])) != (b := prod(after[second:j])):
+            i, j = (i + 1, j) if a < b else (i, j + 1)
+        groups.append((range(first, i), range(second, j)))
+    return groups
+
+
 def reshape_groups(sources: Sequence[Dim], targets: Sequence[Dim]) -> list[ReshapeGroup]:
     """Return the finest grouping of a row-major reshape; dimensions of size 1 belong to no group."""
-    left, right = [d for d in sources if d.size > 1], [d for d in targets if d.size > 1]
-    groups: list[ReshapeGroup] = []
-    while left:
-        i = j = 1
-        while (a := prod(d.size for d in left[:i])) != (b := prod(d.size for d in right[:j])):
-            i, j = (i + 1, j) if a < b else (i, j + 1)
-        groups.append(ReshapeGroup(tuple(left[:i]), tuple(right[:j])))
-        left, right = left[i:], right[j:]
-    return groups
+    left, right = ([dim for dim in dims if dim.size > 1] for dims in (sources, targets))
+    found = same_elements([dim.size for dim in left], [dim.size for dim in right])
+    return [ReshapeGroup(tuple(left[i] for i in a), tuple(right[j] for j in b)) for a, b in found]
 
 
 def _reshape_rule(eqn: Equation) -> LayoutRule:

@@ -39,21 +39,12 @@ def link(linker: Linker, step: AppliedPrimitive) -> None:
 
 
 def emit(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
-    """Multiply operands. A sum along a dimension that neither has is a multiplication by its size.
-
-    A result of the forward pass is stored as the function transposes it. A gradient is transposed as in the function: then XLA
-    copies the cotangent for the dot, and not the activation, which waits for the backward pass.
-    """
+    """Multiply operands. A sum along a dimension that neither has is a multiplication by its size."""
     (result,) = step.results
     x, y = (emitter.build.cast(emitter.operand(step, i), result.dtype) for i in (0, 1))
     ((summed, _), _) = step.params["dimension_numbers"]
     known = {*x.type.dims, *y.type.dims}
-    own, order = (
-        tuple(dim for dim in emitter.dims.of(each) if dim in known)
-        for each in ((f for axis in result.axes for f in axis), emitter.in_order(result))
-    )
-    is_gradient = emitter.build.stage == "backward"
-    found = emitter.build.ordered(emitter.build.einsum(x, y, dims=own if is_gradient else order), order)
+    found = emitter.build.einsum(x, y, dims=emitter.dims_in_order(result, x, y))
     for dim in emitter.dims.of(f for j in summed for f in step.axes(0)[j]):
         if dim not in known:
             found = emitter.times(found, dim.size)

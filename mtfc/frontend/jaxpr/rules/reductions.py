@@ -97,12 +97,12 @@ def _all_windows(
 ) -> tuple[Value, list[tuple[Dim, Axis]]]:
     """Return the windows along axes of a value, and the dimensions of the windows' places with their axes.
 
-    kernel_of: makes the dimension inside of windows for the row of a number. targets: the axes of the windows' places.
+    kernel_of: makes the dimension inside of windows for the row of a number. targets: the axes of the windows' places. Backends
+    make a convolution of windows only if no other equation stands between them.
     """
-    build, outs = emitter.build, list[tuple[Dim, Axis]]()
-    for n, (j, _, stride, padding, spacing, dilation) in enumerate(rows):
+    build, outs, sources = emitter.build, list[tuple[Dim, Axis]](), list[Dim]()
+    for j, _, _, padding, spacing, _ in rows:
         value, source = emitter.merged(value, axes, j)
-        kernel, out = kernel_of(n), emitter.single(targets[n], "out")
         low, high = (int(each) for each in padding)
         if spacing > 1:
             wide = emitter.dims.new("spaced", (source.size - 1) * spacing + 1)
@@ -112,9 +112,12 @@ def _all_windows(
             part = emitter.dims.new("part", source.size + min(low, 0) + min(high, 0))
             value = build("slice", value, source=source, target=part, start=max(-low, 0), stride=1)
             source = part
+        sources.append(source)
+    for n, (source, (_, _, stride, (low, high), _, dilation)) in enumerate(zip(sources, rows, strict=True)):
+        kernel, out = kernel_of(n), emitter.single(targets[n], "out")
         value = build(
-            "window", value, source=source, out=out, kernel=kernel, stride=stride, before=max(low, 0),
-            after=max(high, 0), dilation=dilation, value=fill,
+            "window", value, source=source, out=out, kernel=kernel, stride=stride, before=max(int(low), 0),
+            after=max(int(high), 0), dilation=dilation, value=fill,
         )  # fmt: skip
         outs.append((out, targets[n]))
     return value, outs
@@ -175,7 +178,7 @@ def _emit_convolution(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence
     value, outs = _all_windows(emitter, value, x.axes, [*rows], size_of_window, targets, 0.0)
     known = {*value.type.dims, *kernel.type.dims}
     spatial = {f: out for out, factors in outs for f in leaves(factors)}
-    dims = (spatial.get(f) or emitter.dims.of((f,))[0] for f in emitter.in_order(result))
+    dims = (spatial.get(f) or emitter.dims.of((f,))[0] for axis in result.axes for f in leaves(axis))
     found = emitter.build.einsum(value, kernel, dims=tuple(dict.fromkeys(d for d in dims if d in known)))
     gone = emitter.dims.of(own[numbers.rhs_spec[1]])
     for dim in gone:

@@ -8,6 +8,7 @@ import attrs
 
 from mtfc.compiler.ir.attributes import INTEGER_RANGE
 from mtfc.compiler.ir.core import Value
+from mtfc.compiler.ir.ops.structure import same_elements
 from mtfc.compiler.ir.types import FLOATS, Dim
 from mtfc.frontend.jaxpr.factors import Axis, axis, cut, cut_part, index_of_part, leaves, others_of_part
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Number, Var, data_of
@@ -51,18 +52,6 @@ def _link_squeeze(linker: Linker, step: AppliedPrimitive) -> None:
 # reshape
 
 
-def _groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[range, range]]:
-    """Return the finest groups of adjacent axes that hold the same elements, by their numbers before and after."""
-    groups, i, j = [], 0, 0
-    while i < len(before) or j < len(after):
-        first, second = i, j
-        i, j = min(i + 1, len(before)), min(j + 1, len(after))
-        while (a := prod(before[first:i])) != (b := prod(after[second:j])):
-            i, j = (i + 1, j) if a < b else (i, j + 1)
-        groups.append((range(first, i), range(second, j)))
-    return groups
-
-
 def _link_reshape(linker: Linker, step: AppliedPrimitive) -> None:
     """Split factors where axes are split. If that is not possible, the result has new axes, which never become the operand's."""
     (x, *_), (result,) = step.operands, step.results
@@ -70,7 +59,7 @@ def _link_reshape(linker: Linker, step: AppliedPrimitive) -> None:
     axes: list[Axis] = []
     same = set()
     is_split = True
-    for places, after in _groups([x.shape[j] for j in order], result.shape):
+    for places, after in same_elements([x.shape[j] for j in order], result.shape):
         before = [order[place] for place in places]
         factors = [f for j in before for f in x.axes[j]]
         found = cut(factors, [result.shape[j] for j in after])
