@@ -123,15 +123,14 @@ VALUES: Mapping[str, str] = {
     "nan": "there is no such number",
 }
 
+OF_COMMAND = "the command has it: `mtfc train FILE --epochs 3`, `--steps`, `--seed`"
+OF_OPTIMIZER = (
+    "an optimizer has it: `optimizer = adam(learning_rate = 0.1)`, or `--set optimizer.learning_rate=0.1`"
+)
 ENTRIES: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("epochs", "steps", "seed"), "the command has it: `mtfc train FILE --epochs 3`, `--steps`, `--seed`"
-    ),
+    **dict.fromkeys(("epochs", "steps", "seed"), OF_COMMAND),
     **dict.fromkeys(("batch_size", "batch"), "the batch is a dimension: `dim batch = 32`"),
-    **dict.fromkeys(
-        ("learning_rate", "lr"),
-        "an optimizer has it: `optimizer = adam(learning_rate = 0.1)`, or `--set optimizer.learning_rate=0.1`",
-    ),
+    **dict.fromkeys(("learning_rate", "lr"), OF_OPTIMIZER),
     **dict.fromkeys(("loss", "objective"), "write `minimize loss`"),
     "metrics": "write `report accuracy`",
     "dtype": "write `precision = { params: f32, compute: bf16 }`",

@@ -120,9 +120,7 @@ WRONG_SIGNS: Mapping[tuple[str, str], str] = {
     ): "declare the joined dimension in the file, `dim both = batch * classes`, and write `[both]`",
     (TOP, "@"): "there are no decorators: delete it, as whole models are compiled",
     ("`=`", ","): "declare each name in a line of its own",
-    ("a statement", "//"): "a comment begins with `#`",
-    ("a statement", "/"): "a comment begins with `#`",
-    (TOP, "//"): "a comment begins with `#`",
+    **dict.fromkeys((("a statement", "//"), ("a statement", "/"), (TOP, "//")), "a comment begins with `#`"),
 }
 """The first expected token and the one that was found -> help; `{0}` is the token before."""
 
@@ -200,12 +198,9 @@ def _advice(previous: Token, token: Token, kinds: frozenset[str], instead: Colle
 
 
 def unclosed(opener: Token, closing: str, shown_by: Token, file: str) -> Diagnostic:
-    label = Label(shown_by.span(file), f"expected `{closing}` before {_place(shown_by)}")
+    place = describe(shown_by) if shown_by.kind == END or shown_by.text == "\n" else "this"
+    label = Label(shown_by.span(file), f"expected `{closing}` before {place}")
     return Diagnostic("E002", f"this `{opener.text}` is never closed", opener.span(file), (label,))
-
-
-def _place(token: Token) -> str:
-    return describe(token) if token.kind == END or token.text == "\n" else "this"
 
 
 def stray(token: Token, file: str) -> Diagnostic:
@@ -289,8 +284,7 @@ def python_error(
     `before` are the tokens before the statement.
     """
     for habit in HABITS:
-        found = habit(statement, at)
-        if found:
+        if found := habit(statement, at):
             token, message, help = found
             if message == NO_INDEX:
                 help = _of_index(statement, token, before)

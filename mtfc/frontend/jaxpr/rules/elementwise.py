@@ -131,13 +131,23 @@ def _clamp(emitter: JaxprEmitter, step: AppliedPrimitive, values: Sequence[Value
     return emitter.elementwise("minimum", emitter.elementwise("maximum", x, low), high)
 
 
-def _multiplied(emitter: JaxprEmitter, step: AppliedPrimitive, values: Sequence[Value]) -> Value:
-    x, y = (emitter.build.cast(value, step.results[0].dtype) for value in values)
-    return emitter.elementwise("mul", x, y)
+def _as_result(name: str) -> Emit:
+    """Return what emits an op whose operands get the dtype of the result, as in JAX."""
+
+    def emit(emitter: JaxprEmitter, step: AppliedPrimitive, values: Sequence[Value]) -> Value:
+        return emitter.elementwise(name, *(emitter.build.cast(x, step.results[0].dtype) for x in values))
+
+    return emit
+
+
+def _is_finite(emitter: JaxprEmitter, step: AppliedPrimitive, values: Sequence[Value]) -> Value:
+    """Compare the magnitude with infinity: NaN is not below it."""
+    magnitude = emitter.build("abs", values[0])
+    return emitter.elementwise("lt", magnitude, emitter.build.like(float("inf"), magnitude))
 
 
 SAME_NAMES = ("neg", "exp", "log", "tanh", "sqrt", "rsqrt", "square", "abs", "sign", "erf", "sin", "cos", "floor", "add", "sub",
-              "div", "pow", "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not")  # fmt: skip
+              "div", "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not")  # fmt: skip
 OF_OPS = {name: name for name in SAME_NAMES}
 OF_OPS |= {"logistic": "sigmoid", "add_any": "add", "max": "maximum", "min": "minimum"}
 """Elementwise primitive -> the op that it is."""
@@ -175,7 +185,9 @@ RULES: dict[str, PrimitiveRule] = {
         name: rule(lambda emitter, step, values: values[0], frozenset(DTYPES.values()), moves=True)
         for name in SAME
     },
-    "mul": rule(_multiplied, NUMBERS),
+    "mul": rule(_as_result("mul"), NUMBERS),
+    "pow": rule(_as_result("pow"), FLOATS),
+    "is_finite": rule(_is_finite, FLOATS),
     "integer_pow": rule(_power, FLOATS),
     "one_minus_square": rule(_one_minus_square, FLOATS),
     "select_n": rule(_choice, _is_plain_choice),
