@@ -5,6 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -107,3 +108,19 @@ def test_primitive_on_jax(name: str) -> None:
     for layout in (found[0], found[-1]) if found else ():
         lowered = lower(program.program, MESH, layout)
         assert_same(run(program, lowered, arguments, "jax"), expected, str(layout.rules))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_finiteness_and_integer_powers_are_ops_with_the_numbers_of_jax(dtype: str) -> None:
+    """Emitted text of them needs no mtfc."""
+
+    def outputs(x: Any, n: Any) -> Any:
+        return jnp.isfinite(x), x**n, jnp.where(jnp.isfinite(x), x, 0)
+
+    x = jnp.array([1.0, jnp.inf, -jnp.inf, jnp.nan, 0.0, -2.0, 3e4, -0.0], dtype)
+    n = jnp.array([0, 1, 2, 3, -1, 3, 2, -3])
+    plan = mtfc.from_jax(outputs, x, n).plan({}, {"a": 2})
+    for found, expected in zip(plan.step(x, n), jax.jit(outputs)(x, n), strict=True):
+        assert found.dtype == expected.dtype
+        np.testing.assert_array_equal(np.asarray(found, "f"), np.asarray(expected, "f"))
+    assert "mtfc" not in plan.jax()
