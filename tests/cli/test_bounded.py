@@ -87,7 +87,7 @@ def until_large(factor: float) -> Callable[[jax.Array], jax.Array]:
 @pytest.mark.usefixtures("in_children")
 def test_a_loop_that_does_not_end_on_some_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawn rows of zeros or of negative numbers never grow to 50; positive ones do."""
-    monkeypatch.setattr(comparison, "SECONDS", 2.0)
+    monkeypatch.setattr(comparison, "SECONDS", 4.0)
     monkeypatch.setattr(comparison, "PER_STEP", 0.0)
     program = mtfc.from_jax(until_large(1.3), jnp.ones((8, 4)))
     verified = program.verify(program.plan({"batch": "a"}, {"a": 2}))

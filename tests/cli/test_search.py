@@ -669,7 +669,7 @@ def test_an_unwritable_file_is_reported_before_the_search(mtfc: Mtfc, folder: Pa
     with patch.object(search_command, "search", side_effect=AssertionError("it searches")):
         for path, reason in (
             (str(folder / "none" / "out"), "no such directory"),
-            (str(folder), "is a directory"),
+            (str(folder), "is a directory: name a file in it"),
         ):
             run = mtfc(*asked, path)
             assert (run.status, run.out, run.err) == (2, "", f"mtfc: cannot write {path}: {reason}\n")

@@ -30,6 +30,9 @@ Axes = tuple[Axis, ...]
 MIXING = ("gather", "concatenate", "scatter-add")
 """Primitives whose equations put dimensions in an order of their own; later equations keep the order of the function."""
 
+MOVING_GRADIENTS = (*MIXING, "transpose")
+"""The same in a backward pass, where gradients of weights are transposed at the line that makes them."""
+
 
 @attrs.frozen
 class PrimitiveRule:
@@ -184,7 +187,8 @@ class JaxprEmitter:
                 found = self.linker.rule(step).emit(self, self._at_use(step))
                 self.dims.keep(dim for value in found for dim in value.type.dims)
             for var, value in zip(step.results, found, strict=True):
-                own = self.dims_in_order(var, value) if step.primitive in MIXING else value.type.dims
+                moving = MOVING_GRADIENTS if self.build.stage == "backward" else MIXING
+                own = self.dims_in_order(var, value) if step.primitive in moving else value.type.dims
                 self.known[var] = self.build.ordered(value, own)
 
     def dims_in_order(self, var: Var, *values: Value) -> tuple[Dim, ...]:
