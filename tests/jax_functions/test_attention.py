@@ -247,24 +247,22 @@ def attends(change: Callable[[Any, Any], Any]) -> tuple[Callable[..., Any], tupl
     return function, (weights(), X, jax.ShapeDtypeStruct((LENGTH, LENGTH), jnp.bool_))
 
 
+@pytest.mark.parametrize("has_gradients", [False, True])
 @pytest.mark.parametrize("name", DROPOUTS)
-def test_dropout_of_weights_is_inside_the_op(name: str) -> None:
+def test_dropout_of_weights_is_inside_the_op(name: str, has_gradients: bool) -> None:
     function, args = attends(DROPOUTS[name])
-    plain = everything_in(mtfc.from_jax(function, *args).imported.program, "f64")
+    gradient = jax.value_and_grad(lambda p, x, keep: jnp.sum(function(p, x, keep) ** 2))
+    plain = everything_in(
+        mtfc.from_jax(gradient if has_gradients else function, *args).imported.program, "f64"
+    )
     fused = run(plain, (FuseAttention(least=1),))
-    assert counts(fused)["attention"] == 1 and counts(fused)["exp"] == 0
+    found_ops = counts(fused)
+    assert found_ops["attention"] == 1 and found_ops["exp"] == 0
+    assert found_ops["attention_dq"] == found_ops["attention_dkv"] == has_gradients
     given = generic_data(plain.functions[0], 0)
     expected, found = (interpret(each.functions[0], each, given) for each in (plain, fused))
     for key, wanted in expected.items():
         np.testing.assert_allclose(found[key], wanted, rtol=1e-7, atol=1e-7, err_msg=key)
-
-
-@pytest.mark.parametrize("name", DROPOUTS)
-def test_gradients_of_dropped_weights_are_named(name: str) -> None:
-    function, args = attends(DROPOUTS[name])
-    gradient = jax.grad(lambda p, x, keep: jnp.sum(function(p, x, keep) ** 2))
-    found = reasons(mtfc.from_jax(gradient, *args).imported.program, 1)
-    assert [each.text for each in found] == ["the weights are used otherwise, too"]
 
 
 NO_DROPOUTS: dict[str, Callable[[Any, Any], Any]] = {

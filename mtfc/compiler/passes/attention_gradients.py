@@ -2,7 +2,7 @@
 
 With exponentials e, their sum t, values v and the cotangent g of the result, the logits have the gradient
 
-    e / t * (dw - sum(e * dw) / t)    where dw = einsum(g, v)
+    e / t * (dw - sum(e * dw) / t)    where dw = einsum(g, v), and 0 for weights that a dropout leaves out
 
 Programs write it in many ways: the sum may be that of g times the result, the factors may stand anywhere, the maximum may have a
 gradient that cancels. So the pass compares polynomials. Each value between the exponentials and the dots that read them is a
@@ -24,6 +24,7 @@ from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.contraction import reduced_dims
 from mtfc.compiler.ir.ops.reductions import over
 from mtfc.compiler.ir.types import FLOATS, Dim
+from mtfc.compiler.passes.attention_dropout import Dropout
 from mtfc.compiler.records import define, frozen
 
 Monomial = frozenset[tuple[Hashable, int]]
@@ -153,7 +154,8 @@ class AttentionParts:
 
     exponential: the equation of the exponentials. total: their sum. dot: the product of queries and keys.
     factors: ops, and the values, that scale the logits. squashed: the result of the soft cap's tanh.
-    biases: values, and False if they are subtracted. conditions: tell which logits count.
+    biases: values, and False if they are subtracted. conditions: tell which logits count. dropout: what becomes of the weights,
+    which are then divided by their sum.
     """
 
     exponential: Equation
@@ -167,6 +169,7 @@ class AttentionParts:
     squashed: Value | None
     biases: Sequence[tuple[Value, bool]]
     conditions: Sequence[Condition]
+    dropout: Dropout | None = None
 
     @property
     def operands(self) -> dict[int, Value]:
@@ -296,6 +299,8 @@ class GradientMatch:
             return self._dot(eqn)
         if has_trait(eqn, "choice", "mask"):
             return self._choice(eqn)
+        if has_trait(eqn, "cast") and eqn.operands[0].type.dtype == "bool":
+            return symbol(Condition(self.scope.source(eqn.operands[0]), True))
         if not has_trait(eqn, *ARITHMETIC):
             return None
         return _combined(eqn, [self.polynomial(x) for x in eqn.operands])
@@ -335,7 +340,7 @@ class GradientMatch:
         """Sum over the values' dimensions: the result times its cotangent is a sum over the keys."""
         assert self.v is not None
         polynomial: Polynomial = {}
-        needed_factors, key_sum = _joined(MEAN, self._given), KeySum(_joined(self._weight, DW))
+        needed_factors, key_sum = _joined(MEAN, self._given), KeySum(_joined(self._kept, DW))
         for term, number in terms.items():
             inner, _ = self._parted(term, [dim for dim in self.v.type.dims if dim not in self.logits])
             if not (needed_factors <= term and inner <= needed_factors):
@@ -367,6 +372,13 @@ class GradientMatch:
         return frozenset([(self.forward.exponential.result, 1)])
 
     @property
+    def _kept(self) -> Monomial:
+        """The exponentials that a dropout keeps."""
+        dropout = self.forward.dropout
+        keep = () if dropout is None else [(Condition(self.scope.source(dropout.keep), True), 1)]
+        return _joined(self._weight, frozenset(keep))
+
+    @property
     def _given(self) -> Monomial:
         return frozenset() if self.cotangent is None else frozenset([(self.scope.source(self.cotangent), 1)])
 
@@ -378,7 +390,7 @@ class GradientMatch:
         if summed == {*self.v.type.dims} - self.logits:
             needed_factors, symbol_of = self._given, DW
         elif summed == {*self.forward.memory}:
-            needed_factors, symbol_of = self._weight, MEAN
+            needed_factors, symbol_of = self._kept, MEAN
         else:
             return None
         if len(others) == len(eqn.operands):
@@ -423,9 +435,9 @@ class GradientMatch:
         q, k = (forward.operands[i] for i in (0, 1))
         assert self.v is not None
         total: Polynomial = {frozenset([(forward.total, -1)]): 1.0}
-        weight = times({self._weight: 1.0}, total)
-        mean = times(symbol(KeySum(_joined(self._weight, DW))), total)
-        logits = times(weight, plus({DW: 1.0}, times(MINUS_ONE, mean)))
+        weight, kept = (times({each: 1.0}, total) for each in (self._weight, self._kept))
+        mean = times(symbol(KeySum(_joined(self._kept, DW))), total)
+        logits = plus(times(kept, {DW: 1.0}), times(MINUS_ONE, times(weight, mean)))
         for condition in forward.conditions:
             logits = times(logits, symbol(condition))
         squashed = forward.squashed
@@ -439,7 +451,7 @@ class GradientMatch:
         return {
             0: (times(inner, self.polynomial(k)), q),
             1: (times(inner, scaled), k),
-            2: (times(weight, {self._given: 1.0}), self.v),
+            2: (times(kept, {self._given: 1.0}), self.v),
             **biases,
         }
 

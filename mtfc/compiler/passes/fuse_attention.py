@@ -251,14 +251,13 @@ class Attention(AttentionParts):
     """A softmax between two dots that becomes one op.
 
     last: the equation whose result it is; None if only the gradients are used. uses: equations that must go, because they read
-    logits or weights. dropout: what becomes of the weights, which are then divided by their sum.
+    logits or weights.
     """
 
     last: Equation | None
     cap: float | None
     masks: Masks
     uses: Sequence[Use]
-    dropout: Dropout | None = None
     gradients: Gradients | None = None
 
     def what_else_is_used(self, live: set[Value]) -> str:
@@ -382,11 +381,12 @@ class Match:
             return None
         last, v, dropout, why = self._dropped_mean(memory, total) or self._mean(memory, total)
         self._only(logits, "logits", shifted, largest)
-        found = self._with_queries(logits, memory, total, last, v)
-        gradients = self._gradients(found) if self.options.gradients and dropout is None else None
+        found = attrs.evolve(self._with_queries(logits, memory, total, last, v), dropout=dropout)
+        has_flag = dropout is not None and dropout.flag is not None
+        gradients = self._gradients(found) if self.options.gradients and not has_flag else None
         if why is not None and gradients is None:
             raise why
-        return attrs.evolve(found, dropout=dropout, gradients=gradients)
+        return attrs.evolve(found, gradients=gradients)
 
     def _readers(self, value: Value) -> list[Equation | None]:
         """Return the equations that read a value, or that read a repetition of the value; None for each output."""
