@@ -32,10 +32,7 @@ def results(program: Program) -> dict[str, np.ndarray]:
     return interpret(function, program, generic_data(function, 0))
 
 
-DROPPED = [form for form in FORMS if "dropout" in form]
-
-
-@pytest.mark.parametrize("form", [form for form in FORMS if form not in DROPPED])
+@pytest.mark.parametrize("form", FORMS)
 def test_separate_gradients_become_ops(form: str) -> None:
     separate = separate_gradients(everything_in(program_of(form), "f64"))
     fused = run(separate, (FuseAttention(least=1),))
@@ -44,16 +41,6 @@ def test_separate_gradients_become_ops(form: str) -> None:
     expected, found = results(separate), results(fused)
     for name, wanted in expected.items():
         np.testing.assert_allclose(found[name], wanted, rtol=1e-9, atol=1e-9, err_msg=name)
-
-
-@pytest.mark.parametrize("form", DROPPED)
-def test_separate_gradients_of_dropped_weights_stay(form: str) -> None:
-    separate = separate_gradients(program_of(form))
-    fused = run(separate, (FuseAttention(least=1),))
-    assert not ops_of(fused) & GRADIENTS
-    assert [reason.text for reason in reasons(separate, least=1)] == ["the weights are used otherwise, too"]
-    for name, wanted in results(separate).items():
-        np.testing.assert_allclose(results(fused)[name], wanted, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
 ONCE = f"{S} {SOFTMAX}"

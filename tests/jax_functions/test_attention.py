@@ -265,6 +265,14 @@ def test_dropout_of_weights_is_inside_the_op(name: str, has_gradients: bool) -> 
         np.testing.assert_allclose(found[key], wanted, rtol=1e-7, atol=1e-7, err_msg=key)
 
 
+def test_gradients_of_dropout_under_a_flag_stay_separate_ops() -> None:
+    """An argument says whether weights are left out, so no factor of the gradients is a number."""
+    function, args = attends(lambda w, keep: jnp.where(keep[0, 0], jnp.where(keep, w * 1.25, 0), w))
+    gradient = jax.grad(lambda p, x, keep: jnp.sum(function(p, x, keep) ** 2))
+    found = reasons(mtfc.from_jax(gradient, *args).imported.program, 1)
+    assert [each.text for each in found] == ["the weights are used otherwise, too"]
+
+
 NO_DROPOUTS: dict[str, Callable[[Any, Any], Any]] = {
     "a divisor": lambda w, keep: w / (keep + 1.0),
     "a reciprocal": lambda w, keep: 0.75 / w * keep,
